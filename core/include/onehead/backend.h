@@ -1,0 +1,379 @@
+/* backend.h - the contract between onehead's core and the plugins that compute.
+ *
+ * A plugin is one shared object that exports one symbol, `oh_backend_v1`:
+ *
+ *     const oh_backend *oh_backend_v1(void);
+ *
+ * The table it returns is constant and lives as long as the process. The core plans; a plugin multiplies matrices and
+ * reads and writes *tiles* (the logits of some rows over a range of vocabulary columns). A plugin never learns the
+ * name of a loss: the algebra between what a tile is read for and what its gradient is made of is in rowmath.h, as
+ * inline functions that compile as C and as CUDA device code.
+ *
+ * The smallest plugin sets the device, queue and memory groups and `gemm`, declares OH_CAP_HOST_MEMORY and leaves
+ * everything else NULL: the core then runs its portable C operations on the same memory (after queue_wait).
+ *
+ * Rules that hold for every function
+ *   Addresses    Memory is flat: a device address is a `void *`, and address + offset is an address. The core carves
+ *                buffers out of one workspace at 256-byte alignment; callers' tensors may be aligned to their element
+ *                only, and rows may be further apart than they are long (`ld`, in elements).
+ *   Asynchrony   A compute, upload, fill or download call only enqueues; work of one queue runs in the order of the
+ *                calls. Only queue_wait blocks, and upload and download where the host memory is pageable. Structures
+ *                passed by pointer are read before the call returns; the arrays they point to are read when it runs.
+ *   Errors       A call with impossible arguments returns OH_INVALID_ARGUMENT and enqueues nothing. A fault of the
+ *                device is sticky: it is returned at the latest by queue_wait and by every call after it, and
+ *                last_error has the words.
+ *   Threads      One device may be used from one thread at a time; different devices (and two device_open of the same
+ *                index) from different threads at once, with no lock between them.
+ *   Memory       Whoever allocates frees; nothing allocated on one side of this boundary is freed on the other. No call
+ *                between queue_open and queue_close may keep memory of its own that grows with the data.
+ *   Determinism  A plugin with OH_CAP_DETERMINISTIC gives the same bits for the same calls on the same device, for any
+ *                timing of its threads.
+ *   Versions     The major version is in the symbol's name. A minor version only appends fields, at the end of this
+ *                table; a reader tests `size` before it reads a later field. oh_host.minor is the core's minor version.
+ */
+#ifndef ONEHEAD_BACKEND_H
+#define ONEHEAD_BACKEND_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define OH_BACKEND_MAJOR 1
+#define OH_BACKEND_MINOR 0
+
+/* ------------------------------------------------------------------------------------------------- dtypes ---- */
+
+/* Element types. Values are part of the ABI. All are little-endian. */
+typedef enum oh_dtype {
+    OH_F32 = 0,
+    OH_BF16 = 1, /* upper half of an f32 */
+    OH_F16 = 2,  /* IEEE binary16 */
+    OH_F64 = 3,
+    OH_I32 = 4,
+    OH_I64 = 5,
+    OH_U8 = 6,
+    OH_BOOL = 7, /* one byte, 0 or not 0 */
+    OH_DTYPE_COUNT
+} oh_dtype;
+
+/* What a tile holds: raw logits (before the logit transform) in one of three dtypes, or OH_TILE_DIFF: f16 tiles of the
+ * target's logits t and of the difference d = (D - G) W^T, where the draft logit is t + d, formed in f32. */
+typedef enum oh_tile_format { OH_TILE_F32 = 0, OH_TILE_BF16 = 1, OH_TILE_F16 = 2, OH_TILE_DIFF = 3 } oh_tile_format;
+
+/* --------------------------------------------------------------------------------------- matrix operations ---- */
+
+typedef enum oh_gemm_op {
+    OH_GEMM_NT = 0, /* C[m,n] = A[m,k] B[n,k]^T   logits = hidden W^T */
+    OH_GEMM_NN = 1, /* C[m,n] = A[m,k] B[k,n]     dD = dz W */
+    OH_GEMM_TN = 2, /* C[m,n] = A[k,m]^T B[k,n]   dW = dz^T D */
+} oh_gemm_op;
+
+/* One product, row-major, accumulated in f32 or wider (f32 operands are multiplied as f32: no TF32). lda, ldb, ldc are
+ * row strides in elements, at least the row's length. C = A.B, or C + A.B with `accumulate`. Without it C is never
+ * read, so it may hold NaN. C overlaps neither A nor B. m, n, k >= 0; k = 0 without `accumulate` writes zeros. */
+typedef struct oh_gemm {
+    int32_t op; /* oh_gemm_op */
+    int32_t accumulate;
+    int64_t m, n, k;
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc;
+    int32_t a_dtype, b_dtype, c_dtype; /* oh_dtype; the combination is one that `gemm_kinds` claims */
+    int32_t reserved;
+    void *scratch; /* of at least what gemm_scratch answered for this product */
+    int64_t scratch_bytes;
+} oh_gemm;
+
+/* Bits of oh_backend.gemm_kinds: operand dtypes (A, B) and result dtype. */
+#define OH_GEMM_F32_F32 (1u << 0)   /* f32 x f32 -> f32; every plugin has this one */
+#define OH_GEMM_BF16_F32 (1u << 1)  /* bf16 x bf16 -> f32 */
+#define OH_GEMM_F16_F32 (1u << 2)   /* f16 x f16 -> f32 */
+#define OH_GEMM_BF16_BF16 (1u << 3) /* bf16 x bf16 -> bf16, rounded once from the f32 sum */
+#define OH_GEMM_F16_F16 (1u << 4)   /* f16 x f16 -> f16, rounded once from the f32 sum */
+
+/* Copies rows between two row-major matrices: gather, scatter, convert, scale, subtract and zero in one operation.
+ * For i in [0, rows), with m = map ? map[i] : i:
+ *     dst[i,:] = m < 0 ? 0 : factor * row_scale[m] * (src[m,:] - subtract[subtract_map ? subtract_map[m] : m,:])
+ * computed in f32 and rounded once to dst's dtype (f32, bf16 or f16; to nearest, ties to even). A row with m < 0 is
+ * written as +0 without reading anything. A pointer that is NULL leaves its factor or term out. dst may be src itself
+ * (same address, ld and dtype) when map is NULL; otherwise they don't overlap. A value that f16 can't hold becomes
+ * infinite. */
+typedef struct oh_copy_rows {
+    int64_t rows, columns;
+    const void *src;
+    int64_t src_ld;
+    const int32_t *map; /* [rows] */
+    const void *subtract;
+    int64_t subtract_ld;
+    const int32_t *subtract_map;
+    const float *row_scale; /* by source row */
+    const float *factor;    /* [1] */
+    void *dst;
+    int64_t dst_ld;
+    int32_t src_dtype, subtract_dtype, dst_dtype; /* f32, bf16 or f16 */
+    int32_t reserved;
+} oh_copy_rows;
+
+/* Adds to sums[0] the sum of squares and raises sums[1] to the largest absolute value of a matrix (f32, bf16, f16). */
+typedef struct oh_matrix_norm {
+    int64_t rows, columns;
+    const void *data;
+    int64_t ld;
+    int32_t dtype;
+    int32_t reserved;
+    double *sums; /* [2] on the device */
+} oh_matrix_norm;
+
+/* ----------------------------------------------------------------------------------------- tile operations ---- */
+
+/* z = softcap * tanh(x / softcap), x = scale * raw + bias_v; softcap 0 leaves the tanh out, bias NULL is 0. A bias of
+ * -inf makes the logit -inf whatever raw is. */
+typedef struct oh_transform {
+    const float *bias; /* [vocabulary] on the device, indexed by absolute column, or NULL */
+    float scale, softcap;
+} oh_transform;
+
+/* One or two tiles over the same panel of columns. `draft` [rows, columns] belongs to drafter rows; row i of it is
+ * judged against row target_row[i] (NULL: i) of `target`, which several draft rows may share. Either may be NULL.
+ * Column j of the tile is vocabulary column first_column + j. */
+typedef struct oh_tile_view {
+    void *draft;
+    const void *target;
+    int64_t draft_ld, target_ld;
+    const int32_t *target_row; /* [rows] on the device */
+    int64_t rows, columns, first_column;
+    oh_transform draft_transform, target_transform;
+    int32_t format; /* oh_tile_format, of both tiles */
+    int32_t reserved;
+} oh_tile_view;
+
+/* What a row's first read collects. z and t are transformed logits; sums are over the columns seen so far. A field
+ * that the request's `want` does not name is left undefined. Empty state (before any column): maxima -inf, sums 0,
+ * indices -1, flags 0. Two states over disjoint columns merge by oh_row_stats_merge (rowmath.h).
+ * References: (z_max, t_max) are both the offsets and the running maxima; a logit of -inf adds nothing to any sum. */
+typedef struct oh_row_stats {
+    float z_max, t_max;
+    float z_label;    /* z at `label`; -inf until its column was seen */
+    int32_t label;    /* y: the request's label, or the running argmax of t */
+    int32_t z_argmax; /* lowest column with z = z_max */
+    int32_t t_argmax;
+    uint32_t flags; /* OH_ROW_* */
+    uint32_t reserved;
+    double z_sum;   /* sum exp(z - z_max) */
+    double t_sum;   /* sum exp(t - t_max) */
+    double z_dot;   /* sum exp(z - z_max) (z - z_max)                             OH_WANT_ENTROPY */
+    double kl_dot;  /* sum exp(t - t_max) ((t - t_max) - (z - z_max))             OH_WANT_KL */
+    double rkl_dot; /* sum exp(z - z_max) ((z - z_max) - (t - t_max))             OH_WANT_RKL */
+    double z_total; /* sum z                                                      OH_WANT_TOTAL */
+} oh_row_stats;
+
+#define OH_ROW_Z_BAD (1u << 0)     /* a draft logit is NaN or +inf */
+#define OH_ROW_T_BAD (1u << 1)     /* a target logit is NaN or +inf */
+#define OH_ROW_P0_Q (1u << 2)      /* somewhere z = -inf while t is finite: kl is infinite */
+#define OH_ROW_Q0_P (1u << 3)      /* somewhere t = -inf while z is finite: rkl is infinite */
+#define OH_ROW_Z_NEG_INF (1u << 4) /* a valid draft logit is -inf: label smoothing's loss is infinite */
+
+#define OH_WANT_ENTROPY (1u << 0)
+#define OH_WANT_KL (1u << 1)
+#define OH_WANT_RKL (1u << 2)
+#define OH_WANT_TOTAL (1u << 3)
+
+/* First read: statistics of every row, merged into what earlier panels left there unless `restart`, which starts from
+ * the empty state without reading. Maxima, sums, argmaxes, flags and z_label are collected for the tiles that are
+ * there; `want` adds to them.
+ * label: [rows] vocabulary column of y (-1: none), or NULL: y is the running argmax of t.
+ * top_k > 0: topk_id and topk_logit [rows, top_k] hold the largest draft logits, descending, ties by lowest column;
+ * missing ones (fewer columns than top_k so far) have id -1. Logits of -inf are candidates like any other. A row with
+ * OH_ROW_Z_BAD has defined but meaningless entries. */
+typedef struct oh_tile_stats {
+    oh_tile_view tile;
+    oh_row_stats *stats; /* [rows] */
+    const int32_t *label;
+    int32_t *topk_id;
+    float *topk_logit;
+    int32_t top_k;
+    uint32_t want;
+    int32_t restart;
+    int32_t reserved;
+} oh_tile_stats;
+
+#define OH_TOP_K_MAX 64
+
+/* What a row's second read collects, with p and q from the complete first read. Panels add. */
+typedef struct oh_row_overlap {
+    double alpha; /* sum min(p, q)                                                 OH_WANT_OVERLAP */
+    double tv;    /* sum max(q - p, 0): 1 - alpha without its cancellation         OH_WANT_OVERLAP */
+    double p_le;  /* sum p over p <= q                                             OH_WANT_OVERLAP */
+    double jsd;   /* sum (p (log p - log m) + q (log q - log m)) / 2, m = (p+q)/2  OH_WANT_JSD */
+    double kl_pm; /* sum p (log p - log m)                                         OH_WANT_JSD */
+    int64_t rank; /* #{z > z_label} + #{v < y: z = z_label}                        OH_WANT_RANK */
+} oh_row_overlap;
+
+#define OH_WANT_OVERLAP (1u << 8)
+#define OH_WANT_JSD (1u << 9)
+#define OH_WANT_RANK (1u << 10)
+
+/* Second read. Rows whose first read is not finite are left out (their entries become 0). */
+typedef struct oh_tile_overlap {
+    oh_tile_view tile;
+    const oh_row_stats *stats; /* [rows], complete */
+    oh_row_overlap *overlap;   /* [rows] */
+    uint32_t want;
+    int32_t restart;
+} oh_tile_overlap;
+
+/* The linear form of every gradient:
+ *   dz_v = p_v (c0 + c1 log p_v + c2 log q_v + c3 log m_v + c4 [p_v <= q_v]) - cy [v = y] - cq q_v - ck
+ * with p_v = exp(z_v - z_max) z_inv, log p_v = (z_v - z_max) - z_log, and q likewise. */
+typedef struct oh_row_coef {
+    float c0, c1, c2, c3, c4, cy, cq, ck;
+    float z_max, z_inv, z_log; /* z_inv = 1 / sum, z_log = log sum */
+    float t_max, t_inv, t_log;
+    int32_t label;
+    int32_t zero; /* not 0: the row's gradient is exactly 0 whatever the tile holds */
+} oh_row_coef;
+
+/* Union over rows of the coefficients that can differ from 0, so that a kernel can leave work out. */
+#define OH_FORM_LOG_P (1u << 0) /* c1 */
+#define OH_FORM_LOG_Q (1u << 1) /* c2 */
+#define OH_FORM_LOG_M (1u << 2) /* c3 */
+#define OH_FORM_LE (1u << 3)    /* c4 */
+#define OH_FORM_Q (1u << 4)     /* cq */
+
+/* Gradient with respect to the *raw* draft logits (the transform's derivative applied last), formed in f32 and rounded
+ * once to out's dtype. 0 where z is -inf. `out` may be the draft tile: same address and the same bytes between rows;
+ * element j of a row is written after element j was read. */
+typedef struct oh_tile_grad {
+    oh_tile_view tile;
+    const oh_row_coef *coef; /* [rows] */
+    void *out;
+    int64_t out_ld;
+    int32_t out_dtype; /* f32, bf16 or f16 */
+    uint32_t form;     /* OH_FORM_* */
+} oh_tile_grad;
+
+/* ------------------------------------------------------------------------------------------ row operations ---- */
+
+/* The objective and the request of one row_finish; opaque to plugins: rowmath.h defines and reads it. */
+struct oh_row_finish;
+struct oh_step_finish;
+
+/* --------------------------------------------------------------------------------------------- the table ---- */
+
+typedef struct oh_device oh_device; /* defined by the plugin */
+typedef struct oh_queue oh_queue;   /* defined by the plugin */
+
+/* Services of the core, valid while the device is open. */
+typedef struct oh_host {
+    uint64_t size;
+    uint32_t minor, reserved;
+    void *user;
+    void (*log)(void *user, const char *line); /* may be NULL */
+} oh_host;
+
+typedef struct oh_device_options {
+    uint64_t size;
+    int32_t index;
+    int32_t threads; /* host threads to use; 0: the plugin's default (OMP_NUM_THREADS, cores) */
+} oh_device_options;
+
+typedef struct oh_device_info {
+    char name[128];   /* "NVIDIA H200", "x86-64, 2 threads" */
+    char kernel[256]; /* libraries and kernels that compute here: "OpenBLAS 0.3.21 Haswell; tiles avx2 (SLEEF 3.5)" */
+    int64_t memory_total, memory_free; /* bytes; 0: not known */
+    int32_t threads;
+    int32_t reserved;
+} oh_device_info;
+
+#define OH_CAP_HOST_MEMORY (1u << 0) /* device addresses are host addresses: portable operations fill NULL entries */
+#define OH_CAP_DETERMINISTIC (1u << 1)
+#define OH_CAP_CAPTURE (1u << 2) /* a step can be captured into the platform's graphs and replayed */
+
+typedef struct oh_backend {
+    uint64_t size; /* sizeof(oh_backend) of the header this plugin was built with */
+    uint32_t minor;
+    uint32_t caps;         /* OH_CAP_* */
+    uint32_t gemm_kinds;   /* OH_GEMM_*_* */
+    uint32_t tile_formats; /* bit (1 << oh_tile_format) for each format its tile operations take */
+    const char *name;      /* [a-z0-9_]+, the one in the file's name: onehead-<name>.so */
+    const char *build;     /* version, compiler, flags: for people */
+    const char *sanitizer; /* "", "address", "thread", ...: must equal the core's own */
+
+    /* Devices. Required. */
+    int32_t (*device_count)(void);
+    oh_status (*device_open)(const oh_device_options *options, const oh_host *host, oh_device **device,
+                             oh_error *error);
+    void (*device_close)(oh_device *device);
+    oh_status (*device_info)(oh_device *device, oh_device_info *info);
+    void (*last_error)(oh_device *device, oh_error *error); /* copies out the latest failure's status and words */
+
+    /* Queues. Required. `native` is the platform's stream (cudaStream_t), NULL for one of the plugin's own. Closing
+     * waits. A queue on a caller's stream never destroys that stream. */
+    oh_status (*queue_open)(oh_device *device, void *native, oh_queue **queue);
+    oh_status (*queue_wait)(oh_queue *queue);
+    void (*queue_close)(oh_queue *queue);
+
+    /* Memory. Required. alloc: at least 256-byte aligned, contents undefined; bytes > 0. free(NULL) does nothing. */
+    oh_status (*alloc)(oh_device *device, uint64_t bytes, void **address);
+    void (*free)(oh_device *device, void *address);
+    oh_status (*upload)(oh_queue *queue, void *to, const void *from_host, uint64_t bytes);
+    oh_status (*download)(oh_queue *queue, void *to_host, const void *from, uint64_t bytes);
+    oh_status (*fill)(oh_queue *queue, void *to, int32_t byte, uint64_t bytes);
+
+    /* Pinned host memory, so that upload and download need not block. NULL: pageable memory is used. */
+    oh_status (*host_alloc)(oh_device *device, uint64_t bytes, void **address);
+    void (*host_free)(oh_device *device, void *address);
+
+    /* Matrices. gemm is required; gemm_scratch NULL: none is needed. */
+    oh_status (*gemm)(oh_queue *queue, const oh_gemm *product);
+    int64_t (*gemm_scratch)(oh_device *device, const oh_gemm *product); /* addresses in it are not read */
+    oh_status (*copy_rows)(oh_queue *queue, const oh_copy_rows *copy);
+    oh_status (*matrix_norm)(oh_queue *queue, const oh_matrix_norm *norm);
+
+    /* Tiles. */
+    oh_status (*tile_stats)(oh_queue *queue, const oh_tile_stats *stats);
+    oh_status (*tile_overlap)(oh_queue *queue, const oh_tile_overlap *overlap);
+    oh_status (*tile_grad)(oh_queue *queue, const oh_tile_grad *grad);
+
+    /* Rows: loops over the functions of rowmath.h; see there for what one call does. */
+    oh_status (*row_finish)(oh_queue *queue, const struct oh_row_finish *finish);
+    oh_status (*step_finish)(oh_queue *queue, const struct oh_step_finish *finish);
+} oh_backend;
+
+typedef const oh_backend *(*oh_backend_entry)(void);
+#define OH_BACKEND_SYMBOL "oh_backend_v1"
+
+#ifdef __cplusplus
+#define OH_STATIC_ASSERT static_assert
+#else
+#define OH_STATIC_ASSERT _Static_assert
+#endif
+
+/* The layout is the ABI (64-bit, little-endian): an edit that moves a field fails to compile. */
+OH_STATIC_ASSERT(sizeof(void *) == 8, "onehead's ABI is defined for 64-bit platforms");
+OH_STATIC_ASSERT(sizeof(oh_row_stats) == 80, "oh_row_stats");
+OH_STATIC_ASSERT(offsetof(oh_row_stats, z_sum) == 32, "oh_row_stats.z_sum");
+OH_STATIC_ASSERT(sizeof(oh_row_overlap) == 48, "oh_row_overlap");
+OH_STATIC_ASSERT(sizeof(oh_row_coef) == 64, "oh_row_coef");
+OH_STATIC_ASSERT(sizeof(oh_gemm) == 112, "oh_gemm");
+OH_STATIC_ASSERT(sizeof(oh_copy_rows) == 112, "oh_copy_rows");
+OH_STATIC_ASSERT(sizeof(oh_matrix_norm) == 48, "oh_matrix_norm");
+OH_STATIC_ASSERT(sizeof(oh_tile_view) == 104, "oh_tile_view");
+OH_STATIC_ASSERT(sizeof(oh_tile_stats) == 152, "oh_tile_stats");
+OH_STATIC_ASSERT(sizeof(oh_tile_overlap) == 128, "oh_tile_overlap");
+OH_STATIC_ASSERT(sizeof(oh_tile_grad) == 136, "oh_tile_grad");
+OH_STATIC_ASSERT(offsetof(oh_backend, name) == 24, "oh_backend.name");
+OH_STATIC_ASSERT(offsetof(oh_backend, device_count) == 48, "oh_backend.device_count");
+OH_STATIC_ASSERT(offsetof(oh_backend, gemm) == 168, "oh_backend.gemm");
+OH_STATIC_ASSERT(offsetof(oh_backend, step_finish) == 232, "oh_backend.step_finish");
+OH_STATIC_ASSERT(sizeof(oh_backend) == 240, "oh_backend");
+
+#ifdef __cplusplus
+}
+#endif
+#endif

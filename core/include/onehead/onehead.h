@@ -1,0 +1,327 @@
+/* onehead.h - the lm_head stage of training a speculative-decoding drafter, planned once and run many times.
+ *
+ * Hidden states go in; loss, gradient, accuracy, accepted streaks and DDTree top-K come out, and every projection onto
+ * the vocabulary is done once. In the order a user needs them:
+ *
+ *     oh_context_open     a backend and one of its devices
+ *     oh_request_init     the defaults; then set the shape, the objective and what is wanted
+ *     oh_plan_create      merges equal work, chooses chunk and policy from the memory budget, lays out the workspace
+ *     oh_plan_run         enqueues one step on the device; allocates nothing
+ *     oh_plan_results     waits and reads losses and metrics
+ *
+ * Symbols: T rows (draft positions), S target rows, H hidden size, V vocabulary. Tensors are row-major; `ld` is a row
+ * stride in elements, 0 meaning "as long as the row". Pointers named `device` are the backend's device addresses,
+ * which on a CPU backend are ordinary pointers. Inputs are never written.
+ *
+ * Threads: a context and its plans are used from one thread at a time; contexts are independent of each other.
+ * Errors: every function that can fail returns an oh_status and fills `error` (which may be NULL); on failure outputs
+ * of that call are untouched unless it says otherwise. */
+#ifndef ONEHEAD_ONEHEAD_H
+#define ONEHEAD_ONEHEAD_H
+
+#include "backend.h"
+#include "rowmath.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define OH_API __attribute__((visibility("default")))
+#else
+#define OH_API
+#endif
+
+/* "1.2.3" of the library that is loaded. */
+OH_API const char *oh_version(void);
+
+/* "address", "thread", ... or "": plugins must be built with the same. */
+OH_API const char *oh_sanitizer(void);
+
+/* Short English name of a status: "bad data". Never NULL. */
+OH_API const char *oh_status_name(oh_status status);
+
+/* "f32", "bf16", ... ; size in bytes of one element, 0 for an unknown dtype. */
+OH_API const char *oh_dtype_name(int32_t dtype);
+OH_API int64_t oh_dtype_size(int32_t dtype);
+
+/* ------------------------------------------------------------------------------------------------ backends ---- */
+
+/* One plugin file that the search would consider, in search order. */
+typedef struct oh_backend_candidate {
+    char name[64];     /* from the file's name, onehead-<name>.so */
+    char path[4096];   /* resolved */
+    char verdict[300]; /* "" when it passes every check made before it is opened, else why it is refused */
+} oh_backend_candidate;
+
+/* Lists candidates without opening any. Writes at most `capacity` entries and returns how many there are. */
+OH_API int64_t oh_backend_list(oh_backend_candidate *candidates, int64_t capacity);
+
+/* Loads a backend by name, or by path when `name_or_path` contains a '/', after the checks of docs (owner, modes,
+ * ABI, sanitizer). Loaded once a process and never unloaded; safe from several threads. */
+OH_API oh_status oh_backend_load(const char *name_or_path, const oh_backend **backend, oh_error *error);
+
+/* ------------------------------------------------------------------------------------------------- context ---- */
+
+typedef struct oh_context oh_context;
+
+typedef struct oh_context_options {
+    const char *backend;     /* name or path; NULL: "openblas" */
+    const oh_backend *table; /* a table in hand instead of a file (tests, static builds), or NULL */
+    int32_t device;
+    int32_t threads; /* of a CPU backend; 0: its default */
+    /* Device memory for workspaces and converted weights; NULL: the backend's own alloc and free. Called by
+     * oh_plan_create and oh_plan_destroy only, on their thread; at least 256-byte aligned. */
+    void *(*alloc)(void *user, uint64_t bytes);
+    void (*free)(void *user, void *address);
+    void *user;
+    void (*log)(void *user, const char *line); /* may be NULL */
+} oh_context_options;
+
+OH_API oh_status oh_context_open(const oh_context_options *options, oh_context **context, oh_error *error);
+/* Plans of the context must be destroyed before. NULL is allowed. */
+OH_API void oh_context_close(oh_context *context);
+OH_API const oh_backend *oh_context_backend(const oh_context *context);
+OH_API oh_status oh_context_device_info(oh_context *context, oh_device_info *info, oh_error *error);
+
+/* ----------------------------------------------------------------------------------------------- objective ---- */
+
+/* The command's texts, parsed into an objective: "kl=1,cap=0.1"; "none", "exp:10", "power:0.9", "dpace:0.5";
+ * "weights", "count", "none" or a number; "target" or "given"; "stop" or "skip"; "1,4,8".
+ * OH_INVALID_ARGUMENT names the part that has no meaning; the objective is then unchanged. */
+OH_API oh_status oh_objective_set_terms(oh_objective *objective, const char *text, oh_error *error);
+OH_API oh_status oh_objective_set_decay(oh_objective *objective, const char *text, oh_error *error);
+OH_API oh_status oh_objective_set_norm(oh_objective *objective, const char *text, oh_error *error);
+OH_API oh_status oh_objective_set_labels(oh_objective *objective, const char *text, oh_error *error);
+OH_API oh_status oh_objective_set_gap(oh_objective *objective, const char *text, oh_error *error);
+OH_API oh_status oh_objective_set_top_k(oh_objective *objective, const char *text, oh_error *error);
+OH_API const char *oh_term_name(int32_t term); /* "ce", "kl", ...; NULL outside [0, OH_TERM_COUNT) */
+
+/* ------------------------------------------------------------------------------------------------- request ---- */
+
+typedef enum oh_policy {
+    OH_POLICY_AUTO = 0, /* cached where the budget allows a useful chunk, else recompute */
+    OH_POLICY_CACHED = 1,
+    OH_POLICY_RECOMPUTE = 2,
+    OH_POLICY_NAIVE = 3,
+} oh_policy;
+
+#define OH_TILE_AUTO (-1) /* f32 on a CPU; see docs for accelerators */
+
+/* What a step shall produce, any union. */
+#define OH_PRODUCE_LOSS (1u << 0)       /* loss, terms, weights, counts */
+#define OH_PRODUCE_GRAD (1u << 1)       /* dD; needs LOSS */
+#define OH_PRODUCE_HEAD_GRAD (1u << 2)  /* dW; needs LOSS */
+#define OH_PRODUCE_METRICS (1u << 3)    /* accuracy, slots, eal, entropy, top-1 probabilities: one read */
+#define OH_PRODUCE_OVERLAP (1u << 4)    /* alpha and tau: a second read; needs METRICS and a target */
+#define OH_PRODUCE_TOP_K (1u << 5)      /* hits and streaks for each K of the objective */
+#define OH_PRODUCE_ROWS (1u << 6)       /* row_loss, weight, label, argmax, rank (a second read); needs LOSS, METRICS */
+#define OH_PRODUCE_TOP_K_ROWS (1u << 7) /* topk_id, topk_logprob; needs TOP_K */
+#define OH_PRODUCE_GRAD_NORM (1u << 8)  /* grad_norm, grad_abs_max of dD; needs GRAD */
+
+/* Shape, dtypes, objective and wishes of a plan. oh_request_init sets the defaults in brackets. */
+typedef struct oh_request {
+    int64_t rows;                       /* T, the most a run will have; a multiple of objective.block_size */
+    int64_t target_rows;                /* S, the most a run will have; 0: no target [0] */
+    int64_t hidden;                     /* H */
+    int64_t vocab;                      /* V, rows of lm_head */
+    int64_t vocab_valid;                /* columns that exist; 0: all [0] */
+    int64_t target_hidden;              /* Ht, with a target lm_head of its own; 0: H and the shared head [0] */
+    int32_t hidden_dtype;               /* of draft_hidden and target_hidden: f32, bf16, f16 [bf16] */
+    int32_t weight_dtype;               /* of lm_head [bf16] */
+    int32_t target_weight_dtype;        /* of target_lm_head [bf16] */
+    int32_t grad_dtype;                 /* of dD: f32, bf16 or f16 [f32] */
+    int32_t has_bias, has_target_bias;  /* bias tensors will be given [0] */
+    float scale, softcap;               /* of the draft logits [1, 0 = none] */
+    float target_scale, target_softcap; /* [1, 0] */
+    oh_objective objective;       /* [kl=1, labels target, exp:10, norm weights, block 16, first_slot 1, 1,4,8, stop] */
+    uint32_t produce;             /* OH_PRODUCE_* [LOSS|GRAD|METRICS|TOP_K] */
+    int32_t policy;               /* [auto] */
+    int32_t tile;                 /* oh_tile_format or OH_TILE_AUTO [auto] */
+    int32_t weight_trains;        /* lm_head changes between runs: converted every step [0] */
+    int32_t external_workspace;   /* runs bring their own workspace [0] */
+    int64_t chunk;                /* rows a chunk, a multiple of block_size; 0: from the budget [0] */
+    int64_t memory;               /* bytes for workspace and converted weights; 0: 2 GiB [0] */
+    int64_t distinct_target_rows; /* a bound on distinct target rows in a chunk; 0: none known [0] */
+} oh_request;
+
+OH_API void oh_request_init(oh_request *request);
+
+/* --------------------------------------------------------------------------------------------------- graph ---- */
+
+/* What a plan runs, as data: nodes of the request's graph, before merging (every consumer on its own) and after. */
+typedef enum oh_op {
+    OH_OP_GATHER_DRAFT,
+    OH_OP_GATHER_TARGET,
+    OH_OP_PROJECT_DRAFT,
+    OH_OP_PROJECT_TARGET,
+    OH_OP_LSE_DRAFT,
+    OH_OP_LSE_TARGET,
+    OH_OP_ARGMAX_DRAFT,
+    OH_OP_ARGMAX_TARGET,
+    OH_OP_LABEL_LOGIT,
+    OH_OP_ENTROPY,
+    OH_OP_KL_SUM,
+    OH_OP_RKL_SUM,
+    OH_OP_LOGIT_SUM,
+    OH_OP_TOP_K,
+    OH_OP_OVERLAP,
+    OH_OP_JSD_SUM,
+    OH_OP_RANK,
+    OH_OP_ROW_LOSS,
+    OH_OP_METRICS,
+    OH_OP_TOP_K_METRICS,
+    OH_OP_TILE_GRAD,
+    OH_OP_GRAD,
+    OH_OP_HEAD_GRAD,
+    OH_OP_SCATTER,
+    OH_OP_COUNT
+} oh_op;
+
+#define OH_NODE_INPUTS_MAX 12
+
+typedef struct oh_node {
+    int32_t op;     /* oh_op */
+    int32_t k;      /* of OH_OP_TOP_K and its metrics, else 0 */
+    int32_t stage;  /* lifetime of the tiles it reads: nodes of one stage share one pass over the vocabulary */
+    int32_t merged; /* before merging: index of the node that stands for it afterwards */
+    int32_t input_count;
+    int32_t inputs[OH_NODE_INPUTS_MAX]; /* indices of earlier nodes of the same list */
+    uint32_t consumers;                 /* bit c: wanted by consumer c of oh_plan_consumer_name */
+    uint32_t reserved;
+    double flops, bytes; /* per full chunk, all rows supervised */
+} oh_node;
+
+OH_API const char *oh_op_name(int32_t op);
+
+/* ---------------------------------------------------------------------------------------------------- plan ---- */
+
+typedef struct oh_plan oh_plan;
+
+typedef struct oh_plan_summary {
+    int32_t policy; /* what auto chose */
+    int32_t tile;
+    int64_t chunk;            /* rows */
+    int64_t chunks;           /* of a full step */
+    int64_t panel;            /* columns a pass takes at once: V_valid, or fewer where no whole tile fits */
+    int64_t weight_panel;     /* rows of W converted at once; V_valid: converted once per plan or not at all */
+    int32_t weight_converted; /* 1: a converted copy of W is kept for the plan's life */
+    int32_t stages;
+    int64_t projections_draft, projections_target, gemms; /* a full step, all rows supervised */
+    double flops;                                         /* of those GEMMs */
+    int64_t workspace_bytes; /* scratch: contents don't matter between runs, may be shared by plans that run in turn */
+    int64_t weight_bytes;    /* converted weights, kept between runs */
+    int64_t workspace_cached, workspace_recompute; /* what each policy would need at this chunk */
+} oh_plan_summary;
+
+typedef struct oh_plan_buffer {
+    char name[40];
+    int64_t bytes, offset;
+} oh_plan_buffer;
+
+/* Makes a plan and allocates its memory (unless external_workspace). The context must outlive it. The request is
+ * copied. OH_OUT_OF_MEMORY names the smallest budget that would do. */
+OH_API oh_status oh_plan_create(oh_context *context, const oh_request *request, oh_plan **plan, oh_error *error);
+/* The same without a device and without memory: counts, sizes and nodes only; it can't run. */
+OH_API oh_status oh_plan_describe(const oh_request *request, oh_plan **plan, oh_error *error);
+OH_API void oh_plan_destroy(oh_plan *plan); /* waits for its work; NULL is allowed */
+
+OH_API const oh_plan_summary *oh_plan_get_summary(const oh_plan *plan);
+/* Nodes before merging (merged = 0) or after (1); valid as long as the plan. */
+OH_API const oh_node *oh_plan_nodes(const oh_plan *plan, int merged, int64_t *count);
+OH_API const oh_plan_buffer *oh_plan_buffers(const oh_plan *plan, int64_t *count);
+OH_API const char *oh_plan_consumer_name(const oh_plan *plan, int32_t consumer); /* "loss", "topk:4"; NULL: no such */
+
+/* The frozen weight's contents changed: convert again on the next run. */
+OH_API void oh_plan_weight_changed(oh_plan *plan);
+
+/* ----------------------------------------------------------------------------------------------------- run ---- */
+
+/* Tensors of one step. Row selection is static: target_row, label and mask are host arrays, so that unsupervised rows
+ * cost nothing and shared target rows are projected once. They are read before oh_plan_run returns; the device tensors
+ * are read by the enqueued work. */
+typedef struct oh_inputs {
+    int64_t rows;             /* T; 0 is a step with nothing in it */
+    int64_t target_rows;      /* S */
+    const void *draft_hidden; /* device [T,H] */
+    int64_t draft_ld;
+    const void *target_hidden; /* device [S,H or Ht], NULL without a target */
+    int64_t target_ld;
+    const void *lm_head; /* device [V,H] */
+    int64_t lm_head_ld;
+    const void *target_lm_head; /* device [V,Ht], or NULL: lm_head */
+    int64_t target_lm_head_ld;
+    const float *bias;        /* device [V] */
+    const float *target_bias; /* device [V]; NULL with has_target_bias = 0 */
+    const void *target_row;   /* host [T] i32 or i64, or NULL: identity, S = T */
+    const void *label;        /* host [T] i32 or i64, or NULL (with labels target) */
+    const void *mask;         /* host [T] u8, bool or f32, or NULL: all 1 */
+    int32_t target_row_dtype, label_dtype, mask_dtype;
+    int32_t reserved;
+    const double *norm; /* device [1]: N, or NULL: the objective's rule */
+    void *workspace;    /* device, with external_workspace */
+    uint64_t workspace_bytes;
+    void *stream; /* the platform's stream to enqueue on, NULL: one of the plan's own */
+} oh_inputs;
+
+/* Where a step writes, all on the device, all T rows; NULL for what was not asked for. */
+typedef struct oh_outputs {
+    void *draft_grad; /* [T,H] grad_dtype; rows that aren't supervised become 0 */
+    int64_t draft_grad_ld;
+    float *lm_head_grad; /* [V,H], overwritten */
+    int64_t lm_head_grad_ld;
+    float *row_loss, *weight;       /* [T] */
+    int32_t *label, *argmax, *rank; /* [T] */
+    int32_t *topk_id;               /* [T,K], K the largest of the objective's list */
+    float *topk_logprob;            /* [T,K] */
+} oh_outputs;
+
+/* Enqueues one step. Returns once the host arrays were read; on a CPU backend the work is then done. Bad data (a label
+ * dtype, a negative mask, a target_row out of range on a supervised row) is refused before anything is enqueued. */
+OH_API oh_status oh_plan_run(oh_plan *plan, const oh_inputs *inputs, const oh_outputs *outputs, oh_error *error);
+
+/* ------------------------------------------------------------------------------------------------- results ---- */
+
+typedef struct oh_top_k_result {
+    int32_t k, reserved;
+    int64_t hits, streak_sum;
+    double rate;   /* hits / (supervised - nonfinite_rows) */
+    double streak; /* streak_sum / blocks */
+} oh_top_k_result;
+
+/* Figures of the last run, as design.md names them. Ratios over nothing are 0; figures that were not asked for, or that
+ * need a target where there is none, are NaN. */
+typedef struct oh_results {
+    int64_t rows, supervised, blocks, nonfinite_rows;
+    int64_t first_nonfinite_row; /* -1: none */
+    double weight_sum, loss, loss_num, loss_den;
+    double terms[OH_TERM_COUNT]; /* NaN: not in use */
+    double grad_norm, grad_abs_max;
+    oh_top_k_result top_k[OH_TOP_K_LIST_MAX];
+    int32_t top_k_count, reserved;
+    const double *slot_hits, *slot_count; /* [block_size], valid until the plan's next run */
+    int64_t block_size;
+    double eal, alpha, tau, draft_entropy, draft_top1, target_top1;
+    int64_t projections_draft, projections_target, gemms; /* as run */
+    int64_t tile_reads; /* passes over a tile for statistics and gradient, summed over chunks and panels */
+} oh_results;
+
+/* Waits for the last run and reads its figures. OH_OVERFLOW: an f16 tile overflowed; the figures are then invalid. */
+OH_API oh_status oh_plan_results(oh_plan *plan, oh_results *results, oh_error *error);
+
+/* Where the last run's sums and loss live on the device: [oh_sum_count(objective)] and [3] f64. For callers that add
+ * steps and ranks without waiting. */
+OH_API const double *oh_plan_device_sums(const oh_plan *plan);
+OH_API const double *oh_plan_device_loss(const oh_plan *plan);
+
+/* Figures from sums that were added elsewhere (over steps or ranks). */
+OH_API void oh_results_from_sums(const oh_objective *objective, const double *sums, const double *loss, int has_target,
+                                 uint32_t produce, oh_results *results);
+
+/* Waits for everything the plan has enqueued. */
+OH_API oh_status oh_plan_wait(oh_plan *plan, oh_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,638 @@
+/* rowmath.h - the row algebra: from a row's statistics to its losses, gradient coefficients, weight and metrics.
+ *
+ * Every definition of the mission stands here once, as inline functions in f64 that compile as C and as CUDA device
+ * code. The portable operations and every accelerator's row_finish kernel are loops over oh_finish_row,
+ * oh_finish_block and oh_finish_sum; a plugin passes the description through and interprets nothing.
+ *
+ * With p = softmax(z), q = softmax(t), lp = log p, lq = log q, m = (p + q) / 2, alpha = sum min(p, q):
+ *
+ *   term       l                                        dl/dz_v
+ *   ce         -(1-e) lp_y - e/V sum lp + beta lse^2    p_v (1 + 2 beta lse) - (1-e) [v=y] - e/V
+ *   kl         sum q (lq - lp)                          p_v - q_v
+ *   rkl        sum p (lp - lq)                          p_v (lp_v - lq_v - l)
+ *   jsd        (KL(p|m) + KL(q|m)) / 2                  p_v (lp_v - lm_v - KL(p|m)) / 2
+ *   tv         1 - alpha                                -p_v ([p_v <= q_v] - s),  s = sum p over p <= q
+ *   nla        -log max(alpha, 1e-5)                    tv's / alpha; 0 where alpha < 1e-5
+ *   lk_hybrid  u kl + (1-u) tv, u = exp(-eta alpha)     u (p_v - q_v) + (1-u) tv's, u held constant
+ *   cap        H(p) where argmax z = y, else 0          -p_v (lp_v + H)
+ *
+ * e: label smoothing over the V valid columns, beta: z-loss. */
+#ifndef ONEHEAD_ROWMATH_H
+#define ONEHEAD_ROWMATH_H
+
+#include <math.h>
+
+#include "backend.h"
+
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define OH_ROW __host__ __device__ static inline
+#else
+#define OH_ROW static inline
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* -------------------------------------------------------------------------------------------- description ---- */
+
+typedef enum oh_term {
+    OH_TERM_CE = 0,
+    OH_TERM_KL = 1,
+    OH_TERM_RKL = 2,
+    OH_TERM_JSD = 3,
+    OH_TERM_TV = 4,
+    OH_TERM_NLA = 5,
+    OH_TERM_LK_HYBRID = 6,
+    OH_TERM_CAP = 7,
+    OH_TERM_COUNT
+} oh_term;
+
+typedef enum oh_labels { OH_LABELS_TARGET = 0, OH_LABELS_GIVEN = 1 } oh_labels;
+typedef enum oh_decay { OH_DECAY_NONE = 0, OH_DECAY_EXP = 1, OH_DECAY_POWER = 2, OH_DECAY_DPACE = 3 } oh_decay;
+typedef enum oh_norm { OH_NORM_WEIGHTS = 0, OH_NORM_COUNT = 1, OH_NORM_NONE = 2, OH_NORM_NUMBER = 3 } oh_norm;
+typedef enum oh_gap { OH_GAP_STOP = 0, OH_GAP_SKIP = 1 } oh_gap;
+
+#define OH_TOP_K_LIST_MAX 16
+
+/* What to compute for a row. Plain data, so that it can be a kernel's parameter. */
+typedef struct oh_objective {
+    double lambda[OH_TERM_COUNT];
+    double label_smoothing, z_loss; /* of ce */
+    double eta;                     /* of lk_hybrid */
+    double decay_param;             /* gamma of exp and power, a of dpace */
+    double norm_value;              /* of OH_NORM_NUMBER */
+    double upstream;                /* gradient of the caller's scalar with respect to `loss` */
+    int64_t block_size;
+    int64_t valid_columns; /* V_valid */
+    uint32_t terms;        /* bit (1 << oh_term): terms in use, whatever their lambda */
+    int32_t first_slot;
+    int32_t labels, decay, norm, gap; /* enums above */
+    int32_t top_k_count;
+    int32_t top_k[OH_TOP_K_LIST_MAX]; /* ascending, distinct, 1..OH_TOP_K_MAX */
+    int32_t reserved;
+} oh_objective;
+
+#define OH_TERM_BIT(term) (1u << (term))
+#define OH_NLA_FLOOR 1e-5
+
+/* Terms whose value or gradient compares two distributions and so need a target. */
+#define OH_TERMS_WITH_TARGET                                                                                           \
+    (OH_TERM_BIT(OH_TERM_KL) | OH_TERM_BIT(OH_TERM_RKL) | OH_TERM_BIT(OH_TERM_JSD) | OH_TERM_BIT(OH_TERM_TV) |         \
+     OH_TERM_BIT(OH_TERM_NLA) | OH_TERM_BIT(OH_TERM_LK_HYBRID))
+
+/* Statistics (OH_WANT_*) that the objective's terms are made of. */
+OH_ROW uint32_t oh_objective_want(const oh_objective *o) {
+    uint32_t want = 0;
+    if (o->terms & OH_TERM_BIT(OH_TERM_CE) && o->label_smoothing != 0) want |= OH_WANT_TOTAL;
+    if (o->terms & (OH_TERM_BIT(OH_TERM_KL) | OH_TERM_BIT(OH_TERM_LK_HYBRID))) want |= OH_WANT_KL;
+    if (o->terms & OH_TERM_BIT(OH_TERM_RKL)) want |= OH_WANT_RKL;
+    if (o->terms & OH_TERM_BIT(OH_TERM_CAP)) want |= OH_WANT_ENTROPY;
+    if (o->terms & OH_TERM_BIT(OH_TERM_JSD)) want |= OH_WANT_JSD;
+    if (o->terms & (OH_TERM_BIT(OH_TERM_TV) | OH_TERM_BIT(OH_TERM_NLA) | OH_TERM_BIT(OH_TERM_LK_HYBRID)))
+        want |= OH_WANT_OVERLAP;
+    return want;
+}
+
+/* Coefficients (OH_FORM_*) that the objective's gradient can use. */
+OH_ROW uint32_t oh_objective_form(const oh_objective *o) {
+    uint32_t form = 0;
+    if (o->terms & (OH_TERM_BIT(OH_TERM_KL) | OH_TERM_BIT(OH_TERM_LK_HYBRID))) form |= OH_FORM_Q;
+    if (o->terms & OH_TERM_BIT(OH_TERM_RKL)) form |= OH_FORM_LOG_P | OH_FORM_LOG_Q;
+    if (o->terms & OH_TERM_BIT(OH_TERM_CAP)) form |= OH_FORM_LOG_P;
+    if (o->terms & OH_TERM_BIT(OH_TERM_JSD)) form |= OH_FORM_LOG_P | OH_FORM_LOG_M;
+    if (o->terms & (OH_TERM_BIT(OH_TERM_TV) | OH_TERM_BIT(OH_TERM_NLA) | OH_TERM_BIT(OH_TERM_LK_HYBRID)))
+        form |= OH_FORM_LE;
+    return form;
+}
+
+/* Whether N is known only after the last row: D-PACE's weights come out of the probabilities. */
+OH_ROW int oh_objective_norm_is_late(const oh_objective *o) {
+    return o->norm == OH_NORM_WEIGHTS && o->decay == OH_DECAY_DPACE;
+}
+
+/* Decay of a slot for the decays that depend on nothing else (dpace: 1; its scan is oh_block_dpace's). */
+OH_ROW double oh_slot_decay(const oh_objective *o, int64_t slot) {
+    const double k = (double)(slot - o->first_slot);
+    if (o->decay == OH_DECAY_EXP) return exp(-k / o->decay_param);
+    if (o->decay == OH_DECAY_POWER) return pow(o->decay_param, k);
+    return 1.0;
+}
+
+/* ------------------------------------------------------------------------------------------- statistics ---- */
+
+OH_ROW void oh_row_stats_empty(oh_row_stats *s) {
+    s->z_max = s->t_max = s->z_label = -INFINITY;
+    s->label = s->z_argmax = s->t_argmax = -1;
+    s->flags = s->reserved = 0;
+    s->z_sum = s->t_sum = s->z_dot = s->kl_dot = s->rkl_dot = s->z_total = 0;
+}
+
+/* Moves the offsets of a state to (z_max, t_max), each at least what it was. With dz = old - new offset and likewise
+ * dt: sum e^(x-new) = e^dz sum e^(x-old), and (x - new) = (x - old) + dz inside the sums of products. */
+OH_ROW void oh_row_stats_shift(oh_row_stats *s, float z_max, float t_max) {
+    /* An offset of -inf means an empty sum: there is nothing to move and no distance to speak of. */
+    const double dz = z_max > s->z_max && s->z_max > -INFINITY ? (double)s->z_max - (double)z_max : 0.0;
+    const double dt = t_max > s->t_max && s->t_max > -INFINITY ? (double)s->t_max - (double)t_max : 0.0;
+    if (dz != 0.0) {
+        const double e = exp(dz);
+        s->z_dot = e * (s->z_dot + dz * s->z_sum);
+        s->rkl_dot = e * (s->rkl_dot + dz * s->z_sum);
+        s->kl_dot -= dz * s->t_sum;
+        s->z_sum *= e;
+    }
+    if (dt != 0.0) {
+        const double e = exp(dt);
+        s->kl_dot = e * (s->kl_dot + dt * s->t_sum);
+        s->rkl_dot -= dt * s->z_sum;
+        s->t_sum *= e;
+    }
+    s->z_max = z_max;
+    s->t_max = t_max;
+}
+
+/* Merges `other`, over columns disjoint from `s`'s and, for the tie rule, in any order. Associative up to rounding.
+ * Whether the target's argmax decides the label is the caller's `label_is_argmax`. */
+OH_ROW void oh_row_stats_merge(oh_row_stats *s, const oh_row_stats *other, int label_is_argmax) {
+    oh_row_stats b = *other;
+    if (b.z_argmax >= 0 && (s->z_argmax < 0 || b.z_max > s->z_max || (b.z_max == s->z_max && b.z_argmax < s->z_argmax)))
+        s->z_argmax = b.z_argmax;
+    if (b.t_argmax >= 0 &&
+        (s->t_argmax < 0 || b.t_max > s->t_max || (b.t_max == s->t_max && b.t_argmax < s->t_argmax))) {
+        s->t_argmax = b.t_argmax;
+        if (label_is_argmax) {
+            s->label = b.t_argmax;
+            s->z_label = b.z_label;
+        }
+    }
+    if (!label_is_argmax && b.z_label > s->z_label) s->z_label = b.z_label;
+    const float z_max = s->z_max > b.z_max ? s->z_max : b.z_max;
+    const float t_max = s->t_max > b.t_max ? s->t_max : b.t_max;
+    oh_row_stats_shift(s, z_max, t_max);
+    oh_row_stats_shift(&b, z_max, t_max);
+    s->z_sum += b.z_sum;
+    s->t_sum += b.t_sum;
+    s->z_dot += b.z_dot;
+    s->kl_dot += b.kl_dot;
+    s->rkl_dot += b.rkl_dot;
+    s->z_total += b.z_total;
+    s->flags |= b.flags;
+}
+
+/* One transformed logit in f32, and the derivative dz/draw at z (design: derivative last). */
+OH_ROW float oh_logit(float raw, float scale, float bias, float softcap) {
+    if (bias == -INFINITY) return -INFINITY;
+    /* 0 * (-inf) counts as 0 nowhere here: a raw -inf stays -inf also under scale 0. */
+    if (raw == -INFINITY) return -INFINITY;
+    const float x = scale * raw + bias;
+    return softcap > 0 && x > -INFINITY ? softcap * tanhf(x / softcap) : x;
+}
+
+OH_ROW float oh_logit_slope(float z, float scale, float softcap) {
+    if (!(softcap > 0)) return scale;
+    const float y = z / softcap;
+    return scale * (1.0f - y * y);
+}
+
+/* ------------------------------------------------------------------------------------------------- results ---- */
+
+/* One supervised row after its statistics are complete. Lives in the workspace between oh_finish_row and
+ * oh_finish_block. */
+typedef struct oh_row_result {
+    double term[OH_TERM_COUNT]; /* l_i, 0 for terms not in use */
+    double loss;                /* sum lambda_i l_i */
+    double label_p;             /* p_y */
+    double alpha, entropy, draft_top1, target_top1;
+    double weight;  /* w_r, written by oh_finish_block */
+    uint32_t hits;  /* bit k: the row hits at top_k[k]; bit 31: at 1 */
+    int32_t finite; /* 0: reported, left out of sums, gradient 0 */
+    int32_t label, argmax;
+    int32_t rank; /* exact with OH_WANT_RANK, else -1 */
+    int32_t reserved;
+} oh_row_result;
+
+#define OH_HIT_TOP1 (1u << 31)
+
+/* Sums over rows and blocks, f64, so that chunks, steps and ranks can be added. Fixed entries first, then hits[K],
+ * streak[K] by position in top_k, then slot_hits[B], slot_count[B]. */
+enum {
+    OH_SUM_LOSS_NUM = 0,    /* sum w l */
+    OH_SUM_WEIGHT,          /* sum w over supervised rows */
+    OH_SUM_MASK,            /* sum mask over supervised rows */
+    OH_SUM_SUPERVISED,      /* rows */
+    OH_SUM_NONFINITE,       /* rows */
+    OH_SUM_FIRST_NONFINITE, /* lowest such row + 1, 0 for none: merges by the smaller that isn't 0 */
+    OH_SUM_BLOCKS,          /* blocks with a supervised slot */
+    OH_SUM_ALPHA,
+    OH_SUM_TAU,
+    OH_SUM_ENTROPY,
+    OH_SUM_DRAFT_TOP1,
+    OH_SUM_TARGET_TOP1,
+    OH_SUM_TERM, /* OH_TERM_COUNT entries: sum w l_i */
+    OH_SUM_FIXED = OH_SUM_TERM + OH_TERM_COUNT
+};
+
+OH_ROW int64_t oh_sum_hits(const oh_objective *o) {
+    (void)o;
+    return OH_SUM_FIXED;
+}
+OH_ROW int64_t oh_sum_streak(const oh_objective *o) {
+    return OH_SUM_FIXED + o->top_k_count;
+}
+OH_ROW int64_t oh_sum_slot_hits(const oh_objective *o) {
+    return OH_SUM_FIXED + 2 * (int64_t)o->top_k_count;
+}
+OH_ROW int64_t oh_sum_slot_count(const oh_objective *o) {
+    return oh_sum_slot_hits(o) + o->block_size;
+}
+OH_ROW int64_t oh_sum_count(const oh_objective *o) {
+    return oh_sum_slot_count(o) + o->block_size;
+}
+
+OH_ROW double oh_sum_merge(int64_t index, double a, double b) {
+    if (index != OH_SUM_FIRST_NONFINITE) return a + b;
+    if (a == 0) return b;
+    return b == 0 || a < b ? a : b;
+}
+
+/* Which sums and outputs one row_finish adds; each part exactly once a chunk, however many reads a policy makes. */
+#define OH_FINISH_LOSS (1u << 0) /* loss, weights, counts, terms, non-finite rows, row_loss and weight */
+#define OH_FINISH_METRICS                                                                                              \
+    (1u << 1)                          /* blocks, slots, entropy, top-1 probabilities, label, argmax; alpha and tau with
+                                       OH_WANT_OVERLAP, rank with OH_WANT_RANK */
+#define OH_FINISH_TOP_K (1u << 2)      /* hits and streaks of the K in top_k_mask */
+#define OH_FINISH_TOP_K_ROWS (1u << 3) /* topk_id_out, topk_logprob_out */
+#define OH_FINISH_COEF (1u << 4)       /* coef and row_scale */
+
+/* One chunk's rows. Arrays are on the device. A chunk's rows are whole blocks; the supervised ones are numbered
+ * 0..compact_rows-1 in row order ("compact rows"), as the tiles are. */
+typedef struct oh_row_finish {
+    oh_objective objective;
+    int64_t rows; /* of the chunk, a multiple of block_size */
+    int64_t compact_rows;
+    int64_t first_row;             /* of the chunk within the step: for reports */
+    const int32_t *compact;        /* [rows] compact row, or -1: unsupervised */
+    const float *mask;             /* [rows] */
+    const oh_row_stats *stats;     /* [compact_rows] */
+    const oh_row_overlap *overlap; /* [compact_rows] or NULL */
+    const int32_t *topk_id;        /* [compact_rows, top_k] or NULL */
+    const float *topk_logit;
+    double scale;        /* of row_scale: upstream / N, or upstream where N is late */
+    uint32_t parts;      /* OH_FINISH_* */
+    uint32_t want;       /* OH_WANT_* that stats and overlap hold */
+    uint32_t top_k_mask; /* bit k: top_k[k] */
+    int32_t top_k;       /* of topk_id */
+    int32_t has_target;  /* the statistics hold a target's */
+    int32_t reserved;
+
+    oh_row_result *results; /* [compact_rows] scratch */
+    double *partial;        /* [rows / block_size, oh_sum_count] scratch */
+    double *sums;           /* [oh_sum_count], added to */
+    oh_row_coef *coef;      /* [compact_rows] */
+    float *row_scale;       /* [compact_rows] w_r * scale: multiplies the rows of dD, and of D for dW */
+    int32_t *label_out;     /* [compact_rows] y, -1 for a row that is not finite; may be NULL */
+
+    /* Per-row outputs, [rows], each may be NULL; 0 or -1 on unsupervised rows. */
+    float *row_loss_out, *weight_out;
+    int32_t *row_label_out, *argmax_out, *rank_out;
+    int32_t *topk_id_out; /* [rows, top_k] */
+    float *topk_logprob_out;
+} oh_row_finish;
+
+/* Closes a step: N, the loss, and the factor that late gradients still lack. */
+typedef struct oh_step_finish {
+    oh_objective objective;
+    const double *norm; /* caller's N on the device, or NULL: the objective's rule */
+    const double *sums; /* [oh_sum_count] */
+    double *loss;       /* [3]: loss, numerator, denominator */
+    float *factor;      /* [1]: 1 / N, or 0 where N = 0 */
+} oh_step_finish;
+
+/* ------------------------------------------------------------------------------------------ rows of a chunk ---- */
+
+/* Whether every number asked of the row is finite (design.md section 3). */
+OH_ROW int oh_row_is_finite(const oh_objective *o, const oh_row_stats *s, int has_target) {
+    if (s->label < 0 || s->flags & OH_ROW_Z_BAD || !(s->z_max > -INFINITY)) return 0;
+    if (o->terms & OH_TERM_BIT(OH_TERM_CE)) {
+        if (!(s->z_label > -INFINITY)) return 0;
+        if (o->label_smoothing != 0 && s->flags & OH_ROW_Z_NEG_INF) return 0;
+    }
+    if (!has_target) return 1;
+    if (s->flags & OH_ROW_T_BAD || !(s->t_max > -INFINITY)) return 0;
+    if (o->terms & (OH_TERM_BIT(OH_TERM_KL) | OH_TERM_BIT(OH_TERM_LK_HYBRID)) && s->flags & OH_ROW_P0_Q) return 0;
+    return !(o->terms & OH_TERM_BIT(OH_TERM_RKL) && s->flags & OH_ROW_Q0_P);
+}
+
+/* The losses of a finite row and, in coef's c0..ck, the gradient of sum lambda_i l_i. The header has the algebra. */
+OH_ROW void oh_row_terms(const oh_objective *o, const oh_row_stats *s, const oh_row_overlap *v, double *term,
+                         double *c /* c0..c4, cy, cq, ck */) {
+    const double log_z = log(s->z_sum);
+    const double entropy = log_z - s->z_dot / s->z_sum;
+    for (int i = 0; i < OH_TERM_COUNT; ++i)
+        term[i] = 0;
+    for (int i = 0; i < 8; ++i)
+        c[i] = 0;
+
+    if (o->terms & OH_TERM_BIT(OH_TERM_CE)) {
+        const double lambda = o->lambda[OH_TERM_CE], e = o->label_smoothing;
+        const double lse = (double)s->z_max + log_z;
+        /* Offset and log-sum stay apart: folded, an offset of 1e6 would swallow the loss. */
+        double l = -(1 - e) * (((double)s->z_label - (double)s->z_max) - log_z) + o->z_loss * lse * lse;
+        if (e != 0) {
+            const double columns = (double)o->valid_columns;
+            l -= e * ((s->z_total / columns - (double)s->z_max) - log_z);
+            c[7] += lambda * e / columns;
+        }
+        term[OH_TERM_CE] = l;
+        c[0] += lambda * (1 + 2 * o->z_loss * lse);
+        c[5] += lambda * (1 - e);
+    }
+    double kl = 0;
+    if (o->terms & (OH_TERM_BIT(OH_TERM_KL) | OH_TERM_BIT(OH_TERM_LK_HYBRID)))
+        kl = s->kl_dot / s->t_sum + log_z - log(s->t_sum);
+    if (o->terms & OH_TERM_BIT(OH_TERM_KL)) {
+        term[OH_TERM_KL] = kl;
+        c[0] += o->lambda[OH_TERM_KL];
+        c[6] += o->lambda[OH_TERM_KL];
+    }
+    if (o->terms & OH_TERM_BIT(OH_TERM_RKL)) {
+        const double lambda = o->lambda[OH_TERM_RKL];
+        const double rkl = s->rkl_dot / s->z_sum + log(s->t_sum) - log_z;
+        term[OH_TERM_RKL] = rkl;
+        c[0] -= lambda * rkl;
+        c[1] += lambda;
+        c[2] -= lambda;
+    }
+    if (o->terms & OH_TERM_BIT(OH_TERM_JSD)) {
+        const double half = 0.5 * o->lambda[OH_TERM_JSD];
+        term[OH_TERM_JSD] = v->jsd;
+        c[0] -= half * v->kl_pm;
+        c[1] += half;
+        c[3] -= half;
+    }
+    double overlap_slope = 0; /* factor of tv's gradient over its terms */
+    if (o->terms & OH_TERM_BIT(OH_TERM_TV)) {
+        term[OH_TERM_TV] = v->tv;
+        overlap_slope += o->lambda[OH_TERM_TV];
+    }
+    if (o->terms & OH_TERM_BIT(OH_TERM_NLA)) {
+        term[OH_TERM_NLA] = -log(v->alpha > OH_NLA_FLOOR ? v->alpha : OH_NLA_FLOOR);
+        if (v->alpha >= OH_NLA_FLOOR) overlap_slope += o->lambda[OH_TERM_NLA] / v->alpha;
+    }
+    if (o->terms & OH_TERM_BIT(OH_TERM_LK_HYBRID)) {
+        const double lambda = o->lambda[OH_TERM_LK_HYBRID], u = exp(-o->eta * v->alpha);
+        term[OH_TERM_LK_HYBRID] = u * kl + (1 - u) * v->tv;
+        c[0] += lambda * u;
+        c[6] += lambda * u;
+        overlap_slope += lambda * (1 - u);
+    }
+    if (overlap_slope != 0) {
+        c[0] += overlap_slope * v->p_le;
+        c[4] -= overlap_slope;
+    }
+    if (o->terms & OH_TERM_BIT(OH_TERM_CAP) && s->z_argmax == s->label) {
+        const double lambda = o->lambda[OH_TERM_CAP];
+        term[OH_TERM_CAP] = entropy;
+        c[0] -= lambda * entropy;
+        c[1] -= lambda;
+    }
+}
+
+/* Whether column y is among the first K of a row's list. */
+OH_ROW int oh_row_hit(const int32_t *ids, int32_t K, int32_t y) {
+    for (int32_t k = 0; k < K; ++k)
+        if (ids[k] == y) return 1;
+    return 0;
+}
+
+/* First loop of a row_finish: compact row i, independent of all others. Writes results[i], coef[i], label_out[i]. */
+OH_ROW void oh_finish_row(const oh_row_finish *f, int64_t i) {
+    const oh_objective *o = &f->objective;
+    const oh_row_stats *s = &f->stats[i];
+    const oh_row_overlap *v = f->overlap ? &f->overlap[i] : NULL;
+    oh_row_result r;
+    double c[8];
+    const int finite = oh_row_is_finite(o, s, f->has_target);
+
+    r.loss = r.label_p = r.alpha = r.entropy = r.draft_top1 = r.target_top1 = r.weight = 0;
+    r.hits = 0;
+    r.finite = finite;
+    r.reserved = 0;
+    r.label = r.argmax = r.rank = -1;
+    for (int k = 0; k < OH_TERM_COUNT; ++k)
+        r.term[k] = 0;
+    if (finite) {
+        const double log_z = log(s->z_sum);
+        r.label = s->label;
+        r.argmax = s->z_argmax;
+        r.label_p = exp(((double)s->z_label - (double)s->z_max) - log_z);
+        r.draft_top1 = 1 / s->z_sum;
+        if (f->has_target) r.target_top1 = 1 / s->t_sum;
+        if (f->want & OH_WANT_ENTROPY) r.entropy = log_z - s->z_dot / s->z_sum;
+        if (v && f->want & OH_WANT_OVERLAP) r.alpha = v->alpha;
+        if (v && f->want & OH_WANT_RANK) r.rank = (int32_t)v->rank;
+        if (s->z_argmax == s->label) r.hits |= OH_HIT_TOP1;
+        for (int32_t k = 0; k < o->top_k_count; ++k) {
+            if (!(f->top_k_mask >> k & 1u)) continue;
+            const int32_t K = o->top_k[k];
+            const int hit = K == 1 ? s->z_argmax == s->label : oh_row_hit(f->topk_id + i * f->top_k, K, s->label);
+            if (hit) r.hits |= 1u << k;
+        }
+        if (f->parts & (OH_FINISH_LOSS | OH_FINISH_COEF)) {
+            oh_row_terms(o, s, v, r.term, c);
+            for (int k = 0; k < OH_TERM_COUNT; ++k)
+                r.loss += o->lambda[k] * r.term[k];
+        }
+    }
+    f->results[i] = r;
+    if (f->label_out) f->label_out[i] = r.label;
+    if (f->parts & OH_FINISH_COEF) {
+        oh_row_coef *g = &f->coef[i];
+        g->zero = !finite;
+        g->label = r.label;
+        if (finite) {
+            g->c0 = (float)c[0], g->c1 = (float)c[1], g->c2 = (float)c[2], g->c3 = (float)c[3], g->c4 = (float)c[4];
+            g->cy = (float)c[5], g->cq = (float)c[6], g->ck = (float)c[7];
+            g->z_max = s->z_max, g->z_inv = (float)(1 / s->z_sum), g->z_log = (float)log(s->z_sum);
+            g->t_max = g->t_inv = g->t_log = 0;
+            if (f->has_target) g->t_max = s->t_max, g->t_inv = (float)(1 / s->t_sum), g->t_log = (float)log(s->t_sum);
+        } else {
+            g->c0 = g->c1 = g->c2 = g->c3 = g->c4 = g->cy = g->cq = g->ck = 0;
+            g->z_max = g->z_inv = g->z_log = g->t_max = g->t_inv = g->t_log = 0;
+        }
+    }
+}
+
+/* --------------------------------------------------------------------------------------- blocks of a chunk ---- */
+
+/* Weights of block b's supervised rows, into results[].weight: mask * decay.
+ * D-PACE: with g_i = (1-a) p_y + a on supervised slots (1 elsewhere and on rows that are not finite) and C its running
+ * product, decay_j = sum of C_i over the supervised i >= j; held constant in the gradient. */
+OH_ROW void oh_block_weights(const oh_row_finish *f, int64_t b) {
+    const oh_objective *o = &f->objective;
+    const int64_t first = b * o->block_size;
+    const int dpace = o->decay == OH_DECAY_DPACE;
+    double product = 1;
+    for (int64_t slot = 0; slot < o->block_size; ++slot) {
+        const int32_t i = f->compact[first + slot];
+        if (i < 0) continue;
+        oh_row_result *r = &f->results[i];
+        if (dpace) {
+            if (r->finite) product *= (1 - o->decay_param) * r->label_p + o->decay_param;
+            r->weight = product;
+        } else {
+            r->weight = (double)f->mask[first + slot] * oh_slot_decay(o, slot);
+        }
+    }
+    if (!dpace) return;
+    double suffix = 0;
+    for (int64_t slot = o->block_size - 1; slot >= 0; --slot) {
+        const int32_t i = f->compact[first + slot];
+        if (i < 0) continue;
+        oh_row_result *r = &f->results[i];
+        suffix += r->weight;
+        r->weight = (double)f->mask[first + slot] * suffix;
+    }
+}
+
+/* Hits of block b at position `bit` of results[].hits, counted from first_slot until the first miss. An unsupervised
+ * slot, or a row that is not finite, ends the streak (OH_GAP_STOP) or is stepped over (OH_GAP_SKIP). */
+OH_ROW double oh_block_streak(const oh_row_finish *f, int64_t b, uint32_t bit) {
+    const oh_objective *o = &f->objective;
+    double streak = 0;
+    for (int64_t slot = o->first_slot; slot < o->block_size; ++slot) {
+        const int32_t i = f->compact[b * o->block_size + slot];
+        if (i < 0 || !f->results[i].finite) {
+            if (o->gap == OH_GAP_STOP) break;
+            continue;
+        }
+        if (!(f->results[i].hits & bit)) break;
+        streak += 1;
+    }
+    return streak;
+}
+
+/* Expected accepted length of block b: sum over k of the product of alpha up to k; alpha = 0 on unsupervised slots. */
+OH_ROW double oh_block_tau(const oh_row_finish *f, int64_t b) {
+    const oh_objective *o = &f->objective;
+    double product = 1, tau = 0;
+    for (int64_t slot = o->first_slot; slot < o->block_size; ++slot) {
+        const int32_t i = f->compact[b * o->block_size + slot];
+        if (i < 0) break;
+        product *= f->results[i].alpha; /* 0 on rows that are not finite */
+        tau += product;
+    }
+    return tau;
+}
+
+/* Per-row outputs of row `row` of the chunk; i its compact row or -1. */
+OH_ROW void oh_finish_row_outputs(const oh_row_finish *f, int64_t row, int32_t i) {
+    const oh_row_result *r = i >= 0 ? &f->results[i] : NULL;
+    const int finite = r && r->finite;
+    if (f->parts & OH_FINISH_LOSS) {
+        if (f->row_loss_out) f->row_loss_out[row] = finite ? (float)r->loss : 0;
+        if (f->weight_out) f->weight_out[row] = r ? (float)r->weight : 0;
+    }
+    if (f->parts & OH_FINISH_METRICS) {
+        if (f->row_label_out) f->row_label_out[row] = finite ? r->label : -1;
+        if (f->argmax_out) f->argmax_out[row] = finite ? r->argmax : -1;
+        if (f->rank_out) f->rank_out[row] = finite ? r->rank : -1;
+    }
+    if (!(f->parts & OH_FINISH_TOP_K_ROWS)) return;
+    const double log_z = finite ? log(f->stats[i].z_sum) : 0;
+    for (int32_t k = 0; k < f->top_k; ++k) {
+        const int64_t to = row * f->top_k + k;
+        const int32_t id = finite ? f->topk_id[(int64_t)i * f->top_k + k] : -1;
+        if (f->topk_id_out) f->topk_id_out[to] = id;
+        if (!f->topk_logprob_out) continue;
+        const float logit = id >= 0 ? f->topk_logit[(int64_t)i * f->top_k + k] : -INFINITY;
+        const float none = r ? -INFINITY : 0; /* an entry beyond V_valid; an unsupervised row is all 0 */
+        f->topk_logprob_out[to] = id >= 0 ? (float)(((double)logit - (double)f->stats[i].z_max) - log_z) : none;
+    }
+}
+
+/* Second loop of a row_finish: block b. Writes its rows' weights, row_scale and outputs, and its sums into
+ * partial[b, :]. */
+OH_ROW void oh_finish_block(const oh_row_finish *f, int64_t b) {
+    const oh_objective *o = &f->objective;
+    const int64_t count = oh_sum_count(o), first = b * o->block_size;
+    double *sum = f->partial + b * count;
+    int64_t supervised = 0;
+    for (int64_t k = 0; k < count; ++k)
+        sum[k] = 0;
+    if (f->parts & (OH_FINISH_LOSS | OH_FINISH_COEF)) oh_block_weights(f, b);
+
+    for (int64_t slot = 0; slot < o->block_size; ++slot) {
+        const int32_t i = f->compact[first + slot];
+        oh_finish_row_outputs(f, first + slot, i);
+        if (i < 0) continue;
+        const oh_row_result *r = &f->results[i];
+        ++supervised;
+        if (f->parts & OH_FINISH_COEF) f->row_scale[i] = (float)(r->weight * f->scale);
+        if (f->parts & OH_FINISH_LOSS) {
+            sum[OH_SUM_WEIGHT] += r->weight;
+            sum[OH_SUM_MASK] += (double)f->mask[first + slot];
+            sum[OH_SUM_SUPERVISED] += 1;
+            if (!r->finite) {
+                const double row = (double)(f->first_row + first + slot + 1);
+                sum[OH_SUM_NONFINITE] += 1;
+                sum[OH_SUM_FIRST_NONFINITE] = oh_sum_merge(OH_SUM_FIRST_NONFINITE, sum[OH_SUM_FIRST_NONFINITE], row);
+            }
+            sum[OH_SUM_LOSS_NUM] += r->weight * r->loss;
+            for (int k = 0; k < OH_TERM_COUNT; ++k)
+                sum[OH_SUM_TERM + k] += r->weight * r->term[k];
+        }
+        if (!r->finite) continue;
+        if (f->parts & OH_FINISH_METRICS) {
+            sum[OH_SUM_ENTROPY] += r->entropy;
+            sum[OH_SUM_DRAFT_TOP1] += r->draft_top1;
+            sum[OH_SUM_TARGET_TOP1] += r->target_top1;
+            sum[OH_SUM_ALPHA] += r->alpha;
+            sum[oh_sum_slot_count(o) + slot] += 1;
+            if (r->hits & OH_HIT_TOP1) sum[oh_sum_slot_hits(o) + slot] += 1;
+        }
+        if (f->parts & OH_FINISH_TOP_K)
+            for (int32_t k = 0; k < o->top_k_count; ++k)
+                if (f->top_k_mask >> k & 1u && r->hits >> k & 1u) sum[oh_sum_hits(o) + k] += 1;
+    }
+    if (f->parts & OH_FINISH_METRICS) {
+        sum[OH_SUM_BLOCKS] = supervised > 0;
+        if (f->want & OH_WANT_OVERLAP) sum[OH_SUM_TAU] = oh_block_tau(f, b);
+    }
+    if (f->parts & OH_FINISH_TOP_K)
+        for (int32_t k = 0; k < o->top_k_count; ++k)
+            if (f->top_k_mask >> k & 1u) sum[oh_sum_streak(o) + k] = oh_block_streak(f, b, 1u << k);
+}
+
+/* Third loop of a row_finish: sum k over the chunk's blocks, in order, so that the bits depend on nothing else. */
+OH_ROW void oh_finish_sum(const oh_row_finish *f, int64_t k) {
+    const int64_t count = oh_sum_count(&f->objective), blocks = f->rows / f->objective.block_size;
+    double total = f->sums[k];
+    for (int64_t b = 0; b < blocks; ++b)
+        total = oh_sum_merge(k, total, f->partial[b * count + k]);
+    f->sums[k] = total;
+}
+
+/* N by the objective's rule; a caller's device scalar goes before it. */
+OH_ROW double oh_step_norm(const oh_objective *o, const double *sums, const double *norm) {
+    if (norm) return *norm;
+    if (o->norm == OH_NORM_WEIGHTS) return sums[OH_SUM_WEIGHT];
+    if (o->norm == OH_NORM_COUNT) return sums[OH_SUM_MASK];
+    return o->norm == OH_NORM_NUMBER ? o->norm_value : 1.0;
+}
+
+OH_ROW void oh_step_close(const oh_step_finish *f) {
+    const double n = oh_step_norm(&f->objective, f->sums, f->norm);
+    f->loss[0] = n > 0 ? f->sums[OH_SUM_LOSS_NUM] / n : 0;
+    f->loss[1] = f->sums[OH_SUM_LOSS_NUM];
+    f->loss[2] = n;
+    *f->factor = n > 0 ? (float)(1 / n) : 0;
+}
+
+OH_STATIC_ASSERT(sizeof(oh_objective) == 224, "oh_objective");
+OH_STATIC_ASSERT(sizeof(oh_row_result) == 144, "oh_row_result");
+
+#ifdef __cplusplus
+}
+#endif
+#endif
