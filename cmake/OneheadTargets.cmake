@@ -1,0 +1,92 @@
+# How every target of the project is compiled and linked: onehead_build (an interface library), and the functions that
+# make plugins.
+
+set(ONEHEAD_BUILD_BACKEND_DIR "${PROJECT_BINARY_DIR}/backends")
+set(ONEHEAD_INSTALL_BACKEND_DIR "${CMAKE_INSTALL_LIBDIR}/onehead/backends")
+set(ONEHEAD_BACKEND_DIR "${CMAKE_INSTALL_FULL_LIBDIR}/onehead/backends")
+
+set(CMAKE_C_STANDARD 17)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_C_EXTENSIONS OFF)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+
+add_library(onehead_build INTERFACE)
+target_compile_definitions(onehead_build INTERFACE
+    _GNU_SOURCE=
+    ONEHEAD_VERSION="${PROJECT_VERSION}"
+    ONEHEAD_SANITIZER="${ONEHEAD_SANITIZE}")
+# Contraction would let each compiler choose where an fma goes, and with it the last bit of a result.
+target_compile_options(onehead_build INTERFACE
+    -fno-math-errno -ffp-contract=off -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wvla
+    $<$<BOOL:${ONEHEAD_WERROR}>:-Werror>)
+
+if(ONEHEAD_SANITIZE STREQUAL "address")
+    set(sanitize -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+elseif(ONEHEAD_SANITIZE STREQUAL "thread")
+    set(sanitize -fsanitize=thread -fno-omit-frame-pointer)
+elseif(NOT ONEHEAD_SANITIZE STREQUAL "")
+    message(FATAL_ERROR "ONEHEAD_SANITIZE is '${ONEHEAD_SANITIZE}'; expected empty, address or thread")
+endif()
+target_compile_options(onehead_build INTERFACE ${sanitize})
+target_link_options(onehead_build INTERFACE ${sanitize})
+if(ONEHEAD_COVERAGE)
+    target_compile_options(onehead_build INTERFACE --coverage -fprofile-update=atomic)
+    target_link_options(onehead_build INTERFACE --coverage)
+endif()
+
+# Clang's sanitizer runtime is in the executable, so its symbols are undefined in every shared object.
+if(ONEHEAD_SANITIZE AND CMAKE_C_COMPILER_ID MATCHES "Clang")
+    set(ONEHEAD_LINK_DEFS "")
+else()
+    set(ONEHEAD_LINK_DEFS "LINKER:-z,defs")
+endif()
+
+# onehead_present(VAR file...): those of the files that exist.
+function(onehead_present var)
+    set(present "")
+    foreach(file IN LISTS ARGN)
+        if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${file}")
+            list(APPEND present "${file}")
+        else()
+            message(STATUS "onehead: ${CMAKE_CURRENT_SOURCE_DIR}/${file} isn't there yet")
+        endif()
+    endforeach()
+    set(${var} "${present}" PARENT_SCOPE)
+endfunction()
+
+# onehead_add_plugin(TARGET NAME name [OUTPUT_DIRECTORY dir] [INSTALL] SOURCES file...)
+#
+# Makes onehead-<name>.so, a module that exports oh_backend_v1 and nothing else, in the build tree's backend directory
+# (or `dir`). The loader refuses a plugin that group or others could have written, so modes are set whatever the umask.
+function(onehead_add_plugin target)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "INSTALL" "NAME;OUTPUT_DIRECTORY" "SOURCES")
+    if(NOT arg_OUTPUT_DIRECTORY)
+        set(arg_OUTPUT_DIRECTORY "${ONEHEAD_BUILD_BACKEND_DIR}")
+    endif()
+    file(MAKE_DIRECTORY "${arg_OUTPUT_DIRECTORY}")
+    file(CHMOD "${arg_OUTPUT_DIRECTORY}" DIRECTORY_PERMISSIONS ${CMAKE_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS})
+
+    set(map "${PROJECT_SOURCE_DIR}/backends/plugin.map")
+    add_library(${target} MODULE ${arg_SOURCES})
+    set_target_properties(${target} PROPERTIES
+        PREFIX ""
+        OUTPUT_NAME "onehead-${arg_NAME}"
+        LIBRARY_OUTPUT_DIRECTORY "${arg_OUTPUT_DIRECTORY}"
+        LINK_DEPENDS "${map}")
+    target_compile_definitions(${target} PRIVATE
+        ONEHEAD_BUILD_STRING="onehead ${PROJECT_VERSION}, ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION}, ${CMAKE_BUILD_TYPE}")
+    target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/core/include")
+    target_link_libraries(${target} PRIVATE onehead_build m)
+    target_link_options(${target} PRIVATE
+        "LINKER:--version-script=${map}" LINKER:-Bsymbolic-functions ${ONEHEAD_LINK_DEFS})
+    add_custom_command(TARGET ${target} POST_BUILD COMMAND chmod go-w "$<TARGET_FILE:${target}>" VERBATIM)
+    if(arg_INSTALL)
+        install(TARGETS ${target} LIBRARY DESTINATION "${ONEHEAD_INSTALL_BACKEND_DIR}"
+            PERMISSIONS OWNER_READ OWNER_WRITE GROUP_READ WORLD_READ)
+    endif()
+endfunction()
