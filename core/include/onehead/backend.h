@@ -99,8 +99,8 @@ typedef struct oh_gemm {
 /* Copies rows between two row-major matrices: gather, scatter, convert, scale, subtract and zero in one operation.
  * For i in [0, rows), with m = map ? map[i] : i:
  *     dst[i,:] = m < 0 ? 0 : factor * row_scale[m] * (src[m,:] - subtract[subtract_map ? subtract_map[m] : m,:])
- * computed in f32 and rounded once to dst's dtype (f32, bf16 or f16; to nearest, ties to even). A row with m < 0 is
- * written as +0 without reading anything. A pointer that is NULL leaves its factor or term out. dst may be src itself
+ * computed in f32 and rounded once to dst's dtype (f32, bf16 or f16; to nearest, ties to even). A row with m < 0 or
+ * row_scale[m] = 0 is written as +0 without reading its source, so that a NaN there goes nowhere. A pointer that is NULL leaves its factor or term out. dst may be src itself
  * (same address, ld and dtype) when map is NULL; otherwise they don't overlap. A value that f16 can't hold becomes
  * infinite. */
 typedef struct oh_copy_rows {

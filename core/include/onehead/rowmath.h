@@ -433,7 +433,8 @@ OH_ROW void oh_finish_block(const oh_row_finish *f, int64_t b) {
         if (i < 0) continue;
         const oh_row_result *r = &f->results[i];
         ++supervised;
-        if (f->parts & OH_FINISH_COEF) f->row_scale[i] = (float)(r->weight * f->scale);
+        /* 0 for a row that is not finite: its hidden state may be NaN and must not reach the head's gradient. */
+        if (f->parts & OH_FINISH_COEF) f->row_scale[i] = r->finite ? (float)(r->weight * f->scale) : 0;
         if (f->parts & OH_FINISH_LOSS) {
             sum[OH_SUM_WEIGHT] += r->weight;
             sum[OH_SUM_MASK] += (double)f->mask[first + slot];
