@@ -13,7 +13,7 @@
 #ifndef ONEHEAD_CORE_GRAPH_H
 #define ONEHEAD_CORE_GRAPH_H
 
-#include "onehead/onehead.h"
+#include <onehead/onehead.h>
 
 #define OH_GRAPH_NODES_MAX 512
 #define OH_GRAPH_CONSUMERS_MAX (OH_TOP_K_LIST_MAX + 2)

@@ -134,12 +134,14 @@ typedef struct oh_request {
     int32_t has_bias, has_target_bias;  /* bias tensors will be given [0] */
     float scale, softcap;               /* of the draft logits [1, 0 = none] */
     float target_scale, target_softcap; /* [1, 0] */
-    oh_objective objective;       /* [kl=1, labels target, exp:10, norm weights, block 16, first_slot 1, 1,4,8, stop] */
-    uint32_t produce;             /* OH_PRODUCE_* [LOSS|GRAD|METRICS|TOP_K] */
-    int32_t policy;               /* [auto] */
-    int32_t tile;                 /* oh_tile_format or OH_TILE_AUTO [auto] */
-    int32_t weight_trains;        /* lm_head changes between runs: converted every step [0] */
-    int32_t external_workspace;   /* runs bring their own workspace [0] */
+    oh_objective objective;     /* [kl=1, labels target, exp:10, norm weights, block 16, first_slot 1, 1,4,8, stop] */
+    uint32_t produce;           /* OH_PRODUCE_* [LOSS|GRAD|METRICS|TOP_K] */
+    int32_t policy;             /* [auto] */
+    int32_t tile;               /* oh_tile_format or OH_TILE_AUTO [auto] */
+    int32_t weight_trains;      /* lm_head changes between runs: converted every step [0] */
+    int32_t external_workspace; /* runs bring their own workspace [0] */
+    int32_t norm_on_device;     /* runs bring N as a device scalar; gradients are divided in a closing pass [0] */
+    int32_t reserved;
     int64_t chunk;                /* rows a chunk, a multiple of block_size; 0: from the budget [0] */
     int64_t memory;               /* bytes for workspace and converted weights; 0: 2 GiB [0] */
     int64_t distinct_target_rows; /* a bound on distinct target rows in a chunk; 0: none known [0] */
@@ -317,6 +319,12 @@ OH_API const double *oh_plan_device_loss(const oh_plan *plan);
 /* Figures from sums that were added elsewhere (over steps or ranks). */
 OH_API void oh_results_from_sums(const oh_objective *objective, const double *sums, const double *loss, int has_target,
                                  uint32_t produce, oh_results *results);
+
+/* Called for every tile that a plan projects, after waiting for it: tests and `check` compare cached and recomputed
+ * logits with it. `chunk` counts from 0; `stage` is that of the plan's nodes. The tile holds raw logits. Slows the plan
+ * down to one tile at a time; NULL ends it. */
+typedef void (*oh_tile_observer)(void *user, int64_t chunk, int32_t stage, const oh_tile_view *tile);
+OH_API void oh_plan_observe(oh_plan *plan, oh_tile_observer observer, void *user);
 
 /* Waits for everything the plan has enqueued. */
 OH_API oh_status oh_plan_wait(oh_plan *plan, oh_error *error);
