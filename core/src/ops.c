@@ -1,0 +1,47 @@
+#include "ops.h"
+
+#include "portable/portable.h"
+
+static oh_status said(oh_context *c, oh_status status, const char *op, oh_error *error) {
+    return status == OH_OK ? OH_OK : oh_context_fail(c, status, op, error);
+}
+
+oh_status oh_op_upload(oh_context *c, oh_queue *queue, void *to, const void *from, uint64_t bytes, oh_error *error) {
+    if (bytes == 0) return OH_OK;
+    return said(c, c->backend->upload(queue, to, from, bytes), "upload", error);
+}
+
+oh_status oh_op_download(oh_context *c, oh_queue *queue, void *to, const void *from, uint64_t bytes, oh_error *error) {
+    if (bytes == 0) return OH_OK;
+    return said(c, c->backend->download(queue, to, from, bytes), "download", error);
+}
+
+oh_status oh_op_fill(oh_context *c, oh_queue *queue, void *to, int32_t byte, uint64_t bytes, oh_error *error) {
+    if (bytes == 0) return OH_OK;
+    return said(c, c->backend->fill(queue, to, byte, bytes), "fill", error);
+}
+
+oh_status oh_op_wait(oh_context *c, oh_queue *queue, oh_error *error) {
+    return said(c, c->backend->queue_wait(queue), "wait", error);
+}
+
+oh_status oh_op_gemm(oh_context *c, oh_queue *queue, const oh_gemm *product, oh_error *error) {
+    return said(c, c->backend->gemm(queue, product), "gemm", error);
+}
+
+/* A table's entry, or the portable operation on host memory once what was enqueued before it has run. */
+#define OP(name)                                                                                                       \
+    oh_status oh_op_##name(oh_context *c, oh_queue *queue, const oh_##name *arguments, oh_error *error) {              \
+        if (c->backend->name) return said(c, c->backend->name(queue, arguments), #name, error);                        \
+        const oh_status waited = oh_op_wait(c, queue, error);                                                          \
+        if (waited != OH_OK) return waited;                                                                            \
+        return said(c, oh_portable_##name(arguments), "portable " #name, error);                                       \
+    }
+
+OP(copy_rows)
+OP(matrix_norm)
+OP(tile_stats)
+OP(tile_overlap)
+OP(tile_grad)
+OP(row_finish)
+OP(step_finish)

@@ -1,0 +1,22 @@
+/* ops.h - a backend's operations with the portable ones in the places it left NULL. */
+#ifndef ONEHEAD_CORE_OPS_H
+#define ONEHEAD_CORE_OPS_H
+
+#include "context.h"
+
+/* Each enqueues on `queue` and, on failure, says in `error` which operation failed and why. A portable operation waits
+ * for the queue first and has run when the call returns. */
+oh_status oh_op_upload(oh_context *c, oh_queue *queue, void *to, const void *from, uint64_t bytes, oh_error *error);
+oh_status oh_op_download(oh_context *c, oh_queue *queue, void *to, const void *from, uint64_t bytes, oh_error *error);
+oh_status oh_op_fill(oh_context *c, oh_queue *queue, void *to, int32_t byte, uint64_t bytes, oh_error *error);
+oh_status oh_op_wait(oh_context *c, oh_queue *queue, oh_error *error);
+oh_status oh_op_gemm(oh_context *c, oh_queue *queue, const oh_gemm *product, oh_error *error);
+oh_status oh_op_copy_rows(oh_context *c, oh_queue *queue, const oh_copy_rows *copy, oh_error *error);
+oh_status oh_op_matrix_norm(oh_context *c, oh_queue *queue, const oh_matrix_norm *norm, oh_error *error);
+oh_status oh_op_tile_stats(oh_context *c, oh_queue *queue, const oh_tile_stats *stats, oh_error *error);
+oh_status oh_op_tile_overlap(oh_context *c, oh_queue *queue, const oh_tile_overlap *overlap, oh_error *error);
+oh_status oh_op_tile_grad(oh_context *c, oh_queue *queue, const oh_tile_grad *grad, oh_error *error);
+oh_status oh_op_row_finish(oh_context *c, oh_queue *queue, const oh_row_finish *finish, oh_error *error);
+oh_status oh_op_step_finish(oh_context *c, oh_queue *queue, const oh_step_finish *finish, oh_error *error);
+
+#endif
