@@ -448,6 +448,17 @@ static int count_descriptors(void) {
     return open_now;
 }
 
+/* Whether the process still maps it; false where the system doesn't say. */
+static bool is_mapped(const char *path) {
+    char line[1024];
+    bool found = false;
+    FILE *const maps = fopen("/proc/self/maps", "r");
+    if (maps == NULL) return false;
+    while (fgets(line, sizeof line, maps) != NULL) found = found || strstr(line, path) != NULL;
+    fclose(maps);
+    return found;
+}
+
 static void test_open_maps_the_file(void **state) {
     (void)state;
     const image made = make_image("{\"a\":{\"dtype\":\"U8\",\"shape\":[5],\"data_offsets\":[0,5]}}", 5);
@@ -459,6 +470,7 @@ static void test_open_maps_the_file(void **state) {
     assert_int_equal(count_descriptors(), before);
     assert_memory_equal(st_find(file, "a")->data, "\0\1\2\3\4", 5);
     st_close(file);
+    assert_false(is_mapped(path));
     free(made.bytes);
 }
 
@@ -475,6 +487,7 @@ static void test_every_truncation_is_refused(void **state) {
     const char *const path = in_folder("short.safetensors");
     write_file(path, &(image){made.bytes, made.size - 1});
     assert_open_fails(path, OH_BAD_DATA, "truncated file?");
+    assert_false(is_mapped(path));
     free(made.bytes);
 }
 
