@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -24,7 +25,7 @@ enum {
     HEAD_NAMES = sizeof head_names / sizeof head_names[0],
     TIED_NAMES = sizeof tied_names / sizeof tied_names[0],
     LISTED = 5,            /* names that an error shows */
-    INDEX_LIMIT = 1 << 28, /* bytes; the largest public indexes have about 10 MB */
+    INDEX_LIMIT = 1 << 28, /* bytes, far above a line a tensor */
 };
 
 /* The tensor names of a file or of an index. The strings belong to it. */
@@ -56,15 +57,12 @@ static void append_name(char *text, size_t size, const char *name) {
 static void list_candidates(const name_list *list, char *text, size_t size) {
     text[0] = '\0';
     int listed = 0;
-    for (size_t i = 0; i < list->count && listed < LISTED; i++) {
-        if (!looks_like_head(list->names[i])) continue;
-        append_name(text, size, list->names[i]);
-        listed++;
-    }
-    for (size_t i = 0; i < list->count && listed < LISTED; i++) {
-        if (looks_like_head(list->names[i])) continue;
-        append_name(text, size, list->names[i]);
-        listed++;
+    for (int likely = 1; likely >= 0; likely--) {
+        for (size_t i = 0; i < list->count && listed < LISTED; i++) {
+            if (looks_like_head(list->names[i]) != likely) continue;
+            append_name(text, size, list->names[i]);
+            listed++;
+        }
     }
     if (listed == 0) snprintf(text, size, "no tensor at all");
 }

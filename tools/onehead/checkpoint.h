@@ -2,7 +2,8 @@
  *
  * FILE is one of
  *   - a .safetensors file;
- *   - an index, NAME.index.json, whose weight_map says which shard beside it holds a tensor;
+ *   - an index, NAME.json (model.safetensors.index.json, say), whose weight_map says which shard beside it holds a
+ * tensor;
  *   - a checkpoint folder with model.safetensors.index.json or, failing that, model.safetensors.
  * A FILE whose own name holds ':' is taken whole when it exists; otherwise the last ':' with an existing FILE in front
  * of it separates TENSOR.
