@@ -65,6 +65,15 @@ typedef enum oh_dtype {
  * target's logits t and of the difference d = (D - G) W^T, where the draft logit is t + d, formed in f32. */
 typedef enum oh_tile_format { OH_TILE_F32 = 0, OH_TILE_BF16 = 1, OH_TILE_F16 = 2, OH_TILE_DIFF = 3 } oh_tile_format;
 
+/* Logits and probabilities. The ABI has float; the library's own tests also build the algebra and the portable tile
+ * operations with OH_REAL_IS_DOUBLE, so that derivatives can be checked by central differences. OH_F32 and OH_TILE_F32
+ * then mean an oh_real in tiles and gradients. */
+#ifdef OH_REAL_IS_DOUBLE
+typedef double oh_real;
+#else
+typedef float oh_real;
+#endif
+
 /* --------------------------------------------------------------------------------------- matrix operations ---- */
 
 typedef enum oh_gemm_op {
@@ -157,8 +166,8 @@ typedef struct oh_tile_view {
  * indices -1, flags 0. Two states over disjoint columns merge by oh_row_stats_merge (rowmath.h).
  * References: (z_max, t_max) are both the offsets and the running maxima; a logit of -inf adds nothing to any sum. */
 typedef struct oh_row_stats {
-    float z_max, t_max;
-    float z_label;    /* z at `label`; -inf until its column was seen */
+    oh_real z_max, t_max;
+    oh_real z_label;  /* z at `label`; -inf until its column was seen */
     int32_t label;    /* y: the request's label, or the running argmax of t */
     int32_t z_argmax; /* lowest column with z = z_max */
     int32_t t_argmax;
@@ -195,7 +204,7 @@ typedef struct oh_tile_stats {
     oh_row_stats *stats; /* [rows] */
     const int32_t *label;
     int32_t *topk_id;
-    float *topk_logit;
+    oh_real *topk_logit;
     int32_t top_k;
     uint32_t want;
     int32_t restart;
@@ -231,9 +240,9 @@ typedef struct oh_tile_overlap {
  *   dz_v = p_v (c0 + c1 log p_v + c2 log q_v + c3 log m_v + c4 [p_v <= q_v]) - cy [v = y] - cq q_v - ck
  * with p_v = exp(z_v - z_max) z_inv, log p_v = (z_v - z_max) - z_log, and q likewise. */
 typedef struct oh_row_coef {
-    float c0, c1, c2, c3, c4, cy, cq, ck;
-    float z_max, z_inv, z_log; /* z_inv = 1 / sum, z_log = log sum */
-    float t_max, t_inv, t_log;
+    oh_real c0, c1, c2, c3, c4, cy, cq, ck;
+    oh_real z_max, z_inv, z_log; /* z_inv = 1 / sum, z_log = log sum */
+    oh_real t_max, t_inv, t_log;
     int32_t label;
     int32_t zero; /* not 0: the row's gradient is exactly 0 whatever the tile holds */
 } oh_row_coef;
@@ -356,10 +365,12 @@ typedef const oh_backend *(*oh_backend_entry)(void);
 
 /* The layout is the ABI (64-bit, little-endian): an edit that moves a field fails to compile. */
 OH_STATIC_ASSERT(sizeof(void *) == 8, "onehead's ABI is defined for 64-bit platforms");
+#ifndef OH_REAL_IS_DOUBLE
 OH_STATIC_ASSERT(sizeof(oh_row_stats) == 80, "oh_row_stats");
 OH_STATIC_ASSERT(offsetof(oh_row_stats, z_sum) == 32, "oh_row_stats.z_sum");
-OH_STATIC_ASSERT(sizeof(oh_row_overlap) == 48, "oh_row_overlap");
 OH_STATIC_ASSERT(sizeof(oh_row_coef) == 64, "oh_row_coef");
+#endif
+OH_STATIC_ASSERT(sizeof(oh_row_overlap) == 48, "oh_row_overlap");
 OH_STATIC_ASSERT(sizeof(oh_gemm) == 112, "oh_gemm");
 OH_STATIC_ASSERT(sizeof(oh_copy_rows) == 112, "oh_copy_rows");
 OH_STATIC_ASSERT(sizeof(oh_matrix_norm) == 48, "oh_matrix_norm");

@@ -37,7 +37,7 @@ OH_ROW void oh_row_stats_empty(oh_row_stats *s) {
 
 /* Moves the offsets of a state to (z_max, t_max), each at least what it was. With dz = old - new offset and likewise
  * dt: sum e^(x-new) = e^dz sum e^(x-old), and (x - new) = (x - old) + dz inside the sums of products. */
-OH_ROW void oh_row_stats_shift(oh_row_stats *s, float z_max, float t_max) {
+OH_ROW void oh_row_stats_shift(oh_row_stats *s, oh_real z_max, oh_real t_max) {
     /* An offset of -inf means an empty sum: there is nothing to move and no distance to speak of. */
     const double dz = z_max > s->z_max && s->z_max > -INFINITY ? (double)s->z_max - (double)z_max : 0.0;
     const double dt = t_max > s->t_max && s->t_max > -INFINITY ? (double)s->t_max - (double)t_max : 0.0;
@@ -73,8 +73,8 @@ OH_ROW void oh_row_stats_merge(oh_row_stats *s, const oh_row_stats *other, int l
         }
     }
     if (!label_is_argmax && b.z_label > s->z_label) s->z_label = b.z_label;
-    const float z_max = s->z_max > b.z_max ? s->z_max : b.z_max;
-    const float t_max = s->t_max > b.t_max ? s->t_max : b.t_max;
+    const oh_real z_max = s->z_max > b.z_max ? s->z_max : b.z_max;
+    const oh_real t_max = s->t_max > b.t_max ? s->t_max : b.t_max;
     oh_row_stats_shift(s, z_max, t_max);
     oh_row_stats_shift(&b, z_max, t_max);
     s->z_sum += b.z_sum;
@@ -86,19 +86,24 @@ OH_ROW void oh_row_stats_merge(oh_row_stats *s, const oh_row_stats *other, int l
     s->flags |= b.flags;
 }
 
-/* One transformed logit in f32, and the derivative dz/draw at z (design: derivative last). */
-OH_ROW float oh_logit(float raw, float scale, float bias, float softcap) {
-    if (bias == -INFINITY) return -INFINITY;
-    /* 0 * (-inf) counts as 0 nowhere here: a raw -inf stays -inf also under scale 0. */
-    if (raw == -INFINITY) return -INFINITY;
-    const float x = scale * raw + bias;
-    return softcap > 0 && x > -INFINITY ? softcap * tanhf(x / softcap) : x;
+#ifdef OH_REAL_IS_DOUBLE
+#define OH_REAL_TANH tanh
+#else
+#define OH_REAL_TANH tanhf
+#endif
+
+/* One transformed logit, and the derivative dz/draw at z (design: derivative last). Infinite logits stay what they are:
+ * -inf is a probability of 0 even under scale 0, and a softcap must not hide a +inf. */
+OH_ROW oh_real oh_logit(oh_real raw, oh_real scale, oh_real bias, oh_real softcap) {
+    if (bias == -INFINITY || raw == -INFINITY) return -INFINITY;
+    const oh_real x = scale * raw + bias;
+    return softcap > 0 && x > -INFINITY && x < INFINITY ? softcap * OH_REAL_TANH(x / softcap) : x;
 }
 
-OH_ROW float oh_logit_slope(float z, float scale, float softcap) {
+OH_ROW oh_real oh_logit_slope(oh_real z, oh_real scale, oh_real softcap) {
     if (!(softcap > 0)) return scale;
-    const float y = z / softcap;
-    return scale * (1.0f - y * y);
+    const oh_real y = z / softcap;
+    return scale * (1 - y * y);
 }
 
 /* ------------------------------------------------------------------------------------------------- results ---- */
@@ -141,7 +146,7 @@ typedef struct oh_row_finish {
     const oh_row_stats *stats;     /* [compact_rows] */
     const oh_row_overlap *overlap; /* [compact_rows] or NULL */
     const int32_t *topk_id;        /* [compact_rows, top_k] or NULL */
-    const float *topk_logit;
+    const oh_real *topk_logit;
     double scale;        /* of row_scale: upstream / N, or upstream where N is late */
     uint32_t parts;      /* OH_FINISH_* */
     uint32_t want;       /* OH_WANT_* that stats and overlap hold */
@@ -316,11 +321,12 @@ OH_ROW void oh_finish_row(const oh_row_finish *f, int64_t i) {
         g->zero = !finite;
         g->label = r.label;
         if (finite) {
-            g->c0 = (float)c[0], g->c1 = (float)c[1], g->c2 = (float)c[2], g->c3 = (float)c[3], g->c4 = (float)c[4];
-            g->cy = (float)c[5], g->cq = (float)c[6], g->ck = (float)c[7];
-            g->z_max = s->z_max, g->z_inv = (float)(1 / s->z_sum), g->z_log = (float)log(s->z_sum);
+            g->c0 = (oh_real)c[0], g->c1 = (oh_real)c[1], g->c2 = (oh_real)c[2], g->c3 = (oh_real)c[3];
+            g->c4 = (oh_real)c[4], g->cy = (oh_real)c[5], g->cq = (oh_real)c[6], g->ck = (oh_real)c[7];
+            g->z_max = s->z_max, g->z_inv = (oh_real)(1 / s->z_sum), g->z_log = (oh_real)log(s->z_sum);
             g->t_max = g->t_inv = g->t_log = 0;
-            if (f->has_target) g->t_max = s->t_max, g->t_inv = (float)(1 / s->t_sum), g->t_log = (float)log(s->t_sum);
+            if (f->has_target)
+                g->t_max = s->t_max, g->t_inv = (oh_real)(1 / s->t_sum), g->t_log = (oh_real)log(s->t_sum);
         } else {
             g->c0 = g->c1 = g->c2 = g->c3 = g->c4 = g->cy = g->cq = g->ck = 0;
             g->z_max = g->z_inv = g->z_log = g->t_max = g->t_inv = g->t_log = 0;
@@ -410,7 +416,7 @@ OH_ROW void oh_finish_row_outputs(const oh_row_finish *f, int64_t row, int32_t i
         const int32_t id = finite ? f->topk_id[(int64_t)i * f->top_k + k] : -1;
         if (f->topk_id_out) f->topk_id_out[to] = id;
         if (!f->topk_logprob_out) continue;
-        const float logit = id >= 0 ? f->topk_logit[(int64_t)i * f->top_k + k] : -INFINITY;
+        const oh_real logit = id >= 0 ? f->topk_logit[(int64_t)i * f->top_k + k] : -INFINITY;
         const float none = r ? -INFINITY : 0; /* an entry beyond V_valid; an unsupervised row is all 0 */
         f->topk_logprob_out[to] = id >= 0 ? (float)(((double)logit - (double)f->stats[i].z_max) - log_z) : none;
     }
