@@ -76,10 +76,12 @@ static int has_term(const oh_objective *o, uint32_t terms) {
     return (o->terms & terms) != 0;
 }
 
-/* Whether the loss looks at the target at all: by its terms, or by whose token a row is judged. */
+/* Whether the loss looks at the target at all: by its terms, by whose token a row is judged, or, where metrics read it
+ * anyway, to leave out rows whose target is not finite under every policy alike. */
 static int loss_needs_target(const oh_graph_spec *spec) {
     if (!spec->has_target) return 0;
-    return has_term(&spec->objective, OH_TERMS_WITH_TARGET) || spec->objective.labels == OH_LABELS_TARGET;
+    return (spec->objective.terms & OH_TERMS_WITH_TARGET) || spec->objective.labels == OH_LABELS_TARGET ||
+           spec->produce & OH_PRODUCE_METRICS;
 }
 
 int oh_graph_grad_needs_target(const oh_objective *objective) {

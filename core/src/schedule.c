@@ -42,6 +42,12 @@ static uint32_t wants_of_inputs(const oh_graph *graph, const oh_node *node) {
     return want;
 }
 
+static int has_input(const oh_graph *graph, const oh_node *node, int32_t op) {
+    for (int32_t i = 0; i < node->input_count; ++i)
+        if (graph->nodes[node->inputs[i]].op == op) return 1;
+    return 0;
+}
+
 static void add_node(oh_stage *s, const oh_graph *graph, const oh_node *node, const oh_graph_spec *spec) {
     const oh_objective *o = &spec->objective;
     s->first_read |= statistic[node->op].first_read;
@@ -58,12 +64,13 @@ static void add_node(oh_stage *s, const oh_graph *graph, const oh_node *node, co
         s->top_k = node->k > s->top_k ? node->k : s->top_k;
         break;
     case OH_OP_ROW_LOSS:
-        s->parts |= OH_FINISH_LOSS | OH_FINISH_COEF;
-        s->finish_want |= wants_of_inputs(graph, node);
-        break;
     case OH_OP_METRICS:
-        s->parts |= OH_FINISH_METRICS;
+        s->parts |= node->op == OH_OP_ROW_LOSS ? OH_FINISH_LOSS | OH_FINISH_COEF : OH_FINISH_METRICS;
         s->finish_want |= wants_of_inputs(graph, node);
+        s->finish_has_target |= has_input(graph, node, OH_OP_LSE_TARGET);
+        break;
+    case OH_OP_LSE_TARGET:
+        s->finish_has_target = 1;
         break;
     case OH_OP_TOP_K_METRICS:
         s->parts |= OH_FINISH_TOP_K;
@@ -84,13 +91,8 @@ static void add_node(oh_stage *s, const oh_graph *graph, const oh_node *node, co
     }
 }
 
-static int has_op(const oh_graph *graph, int32_t stage, int32_t op) {
-    for (int64_t i = 0; i < graph->count; ++i)
-        if (graph->nodes[i].stage == stage && graph->nodes[i].op == op) return 1;
-    return 0;
-}
-
 void oh_schedule_build(oh_schedule *schedule, const oh_graph *merged, const oh_graph_spec *spec) {
+    int finished = 0;
     memset(schedule, 0, sizeof *schedule);
     for (int32_t stage = 0; stage < merged->stage_count; ++stage) {
         oh_stage s = {.stage = stage};

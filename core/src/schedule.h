@@ -15,6 +15,7 @@ typedef struct oh_stage {
     int32_t label_is_known; /* y comes from an earlier stage of the chunk, not from this stage's target tile */
     uint32_t parts;         /* OH_FINISH_* that complete here; 0: no row_finish */
     uint32_t finish_want;   /* statistics that row_finish may use */
+    int32_t finish_has_target;
     uint32_t top_k_mask;
     int32_t tile_grad, grad, head_grad;
 } oh_stage;

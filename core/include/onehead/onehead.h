@@ -82,6 +82,9 @@ OH_API oh_status oh_context_open(const oh_context_options *options, oh_context *
 /* Plans of the context must be destroyed before. NULL is allowed. */
 OH_API void oh_context_close(oh_context *context);
 OH_API const oh_backend *oh_context_backend(const oh_context *context);
+/* The open device, for the backend's functions that take one: a caller's own buffers and queues on it. Belongs to the
+ * context. */
+OH_API oh_device *oh_context_device(const oh_context *context);
 OH_API oh_status oh_context_device_info(oh_context *context, oh_device_info *info, oh_error *error);
 
 /* ----------------------------------------------------------------------------------------------- objective ---- */

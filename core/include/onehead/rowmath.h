@@ -128,10 +128,11 @@ typedef struct oh_row_result {
 /* Which sums and outputs one row_finish adds; each part exactly once a chunk, however many reads a policy makes. */
 #define OH_FINISH_LOSS (1u << 0) /* loss, weights, counts, terms, non-finite rows, row_loss and weight */
 #define OH_FINISH_METRICS                                                                                              \
-    (1u << 1)                          /* blocks, slots, entropy, top-1 probabilities, label, argmax; alpha and tau with
+    (1u << 1)                          /* slots, entropy, top-1 probabilities, label, argmax; alpha and tau with
                                        OH_WANT_OVERLAP, rank with OH_WANT_RANK */
 #define OH_FINISH_TOP_K (1u << 2)      /* hits and streaks of the K in top_k_mask */
 #define OH_FINISH_TOP_K_ROWS (1u << 3) /* topk_id_out, topk_logprob_out */
+#define OH_FINISH_COUNTS (1u << 5)     /* rows, masks, blocks and rows that are not finite */
 #define OH_FINISH_COEF (1u << 4)       /* coef and row_scale */
 
 /* One chunk's rows. Arrays are on the device. A chunk's rows are whole blocks; the supervised ones are numbered
@@ -441,15 +442,17 @@ OH_ROW void oh_finish_block(const oh_row_finish *f, int64_t b) {
         ++supervised;
         /* 0 for a row that is not finite: its hidden state may be NaN and must not reach the head's gradient. */
         if (f->parts & OH_FINISH_COEF) f->row_scale[i] = r->finite ? (float)(r->weight * f->scale) : 0;
-        if (f->parts & OH_FINISH_LOSS) {
-            sum[OH_SUM_WEIGHT] += r->weight;
-            sum[OH_SUM_MASK] += (double)f->mask[first + slot];
+        if (f->parts & OH_FINISH_COUNTS) {
             sum[OH_SUM_SUPERVISED] += 1;
+            sum[OH_SUM_MASK] += (double)f->mask[first + slot];
             if (!r->finite) {
                 const double row = (double)(f->first_row + first + slot + 1);
                 sum[OH_SUM_NONFINITE] += 1;
                 sum[OH_SUM_FIRST_NONFINITE] = oh_sum_merge(OH_SUM_FIRST_NONFINITE, sum[OH_SUM_FIRST_NONFINITE], row);
             }
+        }
+        if (f->parts & OH_FINISH_LOSS) {
+            sum[OH_SUM_WEIGHT] += r->weight;
             sum[OH_SUM_LOSS_NUM] += r->weight * r->loss;
             for (int k = 0; k < OH_TERM_COUNT; ++k)
                 sum[OH_SUM_TERM + k] += r->weight * r->term[k];
@@ -467,10 +470,8 @@ OH_ROW void oh_finish_block(const oh_row_finish *f, int64_t b) {
             for (int32_t k = 0; k < o->top_k_count; ++k)
                 if (f->top_k_mask >> k & 1u && r->hits >> k & 1u) sum[oh_sum_hits(o) + k] += 1;
     }
-    if (f->parts & OH_FINISH_METRICS) {
-        sum[OH_SUM_BLOCKS] = supervised > 0;
-        if (f->want & OH_WANT_OVERLAP) sum[OH_SUM_TAU] = oh_block_tau(f, b);
-    }
+    if (f->parts & OH_FINISH_COUNTS) sum[OH_SUM_BLOCKS] = supervised > 0;
+    if (f->parts & OH_FINISH_METRICS && f->want & OH_WANT_OVERLAP) sum[OH_SUM_TAU] = oh_block_tau(f, b);
     if (f->parts & OH_FINISH_TOP_K)
         for (int32_t k = 0; k < o->top_k_count; ++k)
             if (f->top_k_mask >> k & 1u) sum[oh_sum_streak(o) + k] = oh_block_streak(f, b, 1u << k);

@@ -1,0 +1,45 @@
+#include "formats.h"
+
+#include "status.h"
+
+static const char *const tile_names[] = {"f32", "bf16", "f16", "diff"};
+
+static int multiplies(uint32_t gemm_kinds, int32_t operand, int32_t result) {
+    if (operand == OH_F32) return result == OH_F32 && (gemm_kinds & OH_GEMM_F32_F32);
+    if (operand == OH_BF16 && result == OH_F32) return (gemm_kinds & OH_GEMM_BF16_F32) != 0;
+    if (operand == OH_BF16 && result == OH_BF16) return (gemm_kinds & OH_GEMM_BF16_BF16) != 0;
+    if (operand == OH_F16 && result == OH_F32) return (gemm_kinds & OH_GEMM_F16_F32) != 0;
+    return operand == OH_F16 && result == OH_F16 && (gemm_kinds & OH_GEMM_F16_F16);
+}
+
+/* Operand dtype of hidden states times weight. Tiles of f16 hold what f16 operands give (a gradient tile must multiply
+ * with the weight again), so they ask for f16 whatever the inputs are. */
+static int32_t operand(const oh_formats *f, uint32_t gemm_kinds, int32_t hidden, int32_t weight) {
+    const int32_t natural = f->tile_dtype == OH_F16 ? OH_F16 : hidden == weight ? hidden : OH_F32;
+    return multiplies(gemm_kinds, natural, OH_F32) ? natural : OH_F32;
+}
+
+oh_status oh_formats_choose(oh_formats *formats, const oh_request *request, uint32_t gemm_kinds, uint32_t tile_formats,
+                            oh_error *error) {
+    const oh_request *r = request;
+    oh_formats f = {.tile = r->tile == OH_TILE_AUTO ? OH_TILE_F32 : r->tile};
+    if (!(tile_formats >> f.tile & 1u))
+        return oh_fail(error, OH_UNSUPPORTED, "tile '%s': the backend has no such tiles", tile_names[f.tile]);
+    if (f.tile == OH_TILE_DIFF && (r->target_rows == 0 || r->target_hidden != 0))
+        return oh_fail(
+            error, OH_INVALID_ARGUMENT,
+            "tile 'diff' holds the difference to the target's logits: it needs a target and one shared head");
+    f.tile_dtype = f.tile == OH_TILE_F32 ? OH_F32 : f.tile == OH_TILE_BF16 ? OH_BF16 : OH_F16;
+    f.draft_operand = operand(&f, gemm_kinds, r->hidden_dtype, r->weight_dtype);
+    f.target_operand =
+        r->target_hidden ? operand(&f, gemm_kinds, r->hidden_dtype, r->target_weight_dtype) : f.draft_operand;
+    f.convert_weight = f.draft_operand != r->weight_dtype;
+    f.convert_target_weight = r->target_hidden && f.target_operand != r->target_weight_dtype;
+    f.cast_tile = !multiplies(gemm_kinds, f.draft_operand, f.tile_dtype);
+    f.cast_target_tile = !multiplies(gemm_kinds, f.target_operand, f.tile_dtype);
+    /* A 16-bit operand fixes the gradient tile; with f32 operands the tile's own dtype shows what it does. */
+    f.grad_dtype = f.draft_operand != OH_F32 ? f.draft_operand : f.tile_dtype;
+    f.cast_grad = f.grad_dtype != f.draft_operand;
+    *formats = f;
+    return OH_OK;
+}

@@ -1,0 +1,213 @@
+#include "layout.h"
+
+#include <string.h>
+
+#include "request.h"
+#include "select.h"
+#include "status.h"
+
+#define ALIGNMENT 256
+#define DEFAULT_MEMORY (INT64_C(2) << 30)
+#define DEFAULT_CHUNK 2048
+/* Fewer rows than this leave a product bound by reading W, and every chunk reads it again: from there on fewer, larger
+ * chunks that project twice are the faster way to spend the same memory. */
+#define USEFUL_CHUNK 64
+#define USEFUL_PANEL 1024
+/* Converting W in pieces of this size keeps a piece in a cache near the cores that convert and multiply it. */
+#define WEIGHT_PANEL_BYTES (INT64_C(32) << 20)
+#define CAST_PANEL_COLUMNS 8192
+
+int64_t oh_size_mul(int64_t a, int64_t b) {
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+int64_t oh_size_add(int64_t a, int64_t b) {
+    int64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+}
+
+static int64_t min64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static int64_t max64(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static int64_t round_up(int64_t value, int64_t step) {
+    const int64_t padded = oh_size_add(value, step - 1);
+    return padded == INT64_MAX ? INT64_MAX : padded / step * step;
+}
+
+const char *oh_buffer_name(int32_t buffer) {
+    static const char *const names[OH_BUFFER_COUNT] = {
+        "row selection", "sums",        "gradient of the step", "row statistics", "row overlaps", "top-K ids",
+        "top-K logits",  "row results", "block sums",           "coefficients",   "row scales",   "row labels",
+        "draft rows",    "target rows", "scaled draft rows",    "gradient rows",  "draft tile",   "target tile",
+        "weight panel",  "f32 columns", "gemm scratch",
+    };
+    return buffer >= 0 && buffer < OH_BUFFER_COUNT ? names[buffer] : "unknown";
+}
+
+static int64_t rows_by(int64_t rows, int64_t columns, int64_t element) {
+    return oh_size_mul(oh_size_mul(rows, columns), element);
+}
+
+static int64_t largest_top_k(const oh_request *r) {
+    if (!(r->produce & OH_PRODUCE_TOP_K) || r->objective.top_k_count == 0) return 0;
+    return r->objective.top_k[r->objective.top_k_count - 1];
+}
+
+void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh_layout_choice *choice) {
+    const oh_request *r = input->request;
+    const oh_formats *f = &input->formats;
+    const int64_t blocks = choice->chunk / r->objective.block_size;
+    const int64_t operand = oh_dtype_size(f->draft_operand), target_operand = oh_dtype_size(f->target_operand);
+    const int64_t tile = oh_dtype_size(f->tile_dtype);
+    const int64_t target_hidden = r->target_hidden ? r->target_hidden : r->hidden;
+    const int has_grad = (r->produce & OH_PRODUCE_GRAD) != 0, head = (r->produce & OH_PRODUCE_HEAD_GRAD) != 0;
+    memset(layout, 0, sizeof *layout);
+    layout->choice = *choice;
+    layout->tile_rows = blocks * (r->objective.block_size - r->objective.first_slot);
+    layout->target_tile_rows = min64(layout->tile_rows, r->target_rows);
+    if (r->distinct_target_rows) layout->target_tile_rows = min64(layout->target_tile_rows, r->distinct_target_rows);
+    layout->tile_ld = round_up(choice->panel, 64 / tile);
+
+    const int64_t rows = layout->tile_rows, sums = oh_sum_count(&r->objective);
+    int64_t *bytes = layout->bytes;
+    bytes[OH_BUFFER_SELECTION] = oh_selection_bytes(r->rows);
+    bytes[OH_BUFFER_SUMS] = oh_size_mul(sums + 8, 8);
+    if (has_grad && oh_norm_is_late(r) && r->grad_dtype != OH_F32)
+        bytes[OH_BUFFER_GRAD_STEP] = rows_by(r->rows, r->hidden, 4);
+    bytes[OH_BUFFER_STATS] = rows_by(rows, 1, sizeof(oh_row_stats));
+    bytes[OH_BUFFER_OVERLAP] = rows_by(rows, 1, sizeof(oh_row_overlap));
+    bytes[OH_BUFFER_TOP_K_ID] = bytes[OH_BUFFER_TOP_K_LOGIT] = rows_by(rows, largest_top_k(r), 4);
+    bytes[OH_BUFFER_RESULTS] = rows_by(rows, 1, sizeof(oh_row_result));
+    bytes[OH_BUFFER_PARTIAL] = rows_by(blocks, sums, 8);
+    bytes[OH_BUFFER_COEF] = rows_by(rows, 1, sizeof(oh_row_coef));
+    bytes[OH_BUFFER_ROW_SCALE] = bytes[OH_BUFFER_ROW_LABEL] = rows_by(rows, 1, 4);
+    bytes[OH_BUFFER_DRAFT_ROWS] = rows_by(rows, r->hidden, operand);
+    bytes[OH_BUFFER_TARGET_ROWS] = rows_by(layout->target_tile_rows, target_hidden, target_operand);
+    if (head) bytes[OH_BUFFER_SCALED_ROWS] = rows_by(rows, r->hidden, operand);
+    if (has_grad) bytes[OH_BUFFER_GRAD_ROWS] = rows_by(rows, r->hidden, 4);
+    bytes[OH_BUFFER_DRAFT_TILE] = rows_by(rows, layout->tile_ld, tile);
+    bytes[OH_BUFFER_TARGET_TILE] = rows_by(layout->target_tile_rows, layout->tile_ld, tile);
+    if (!choice->resident) {
+        if (f->convert_weight) bytes[OH_BUFFER_WEIGHT_PANEL] = rows_by(choice->weight_panel, r->hidden, operand);
+        if (f->convert_target_weight)
+            bytes[OH_BUFFER_WEIGHT_PANEL] =
+                max64(bytes[OH_BUFFER_WEIGHT_PANEL], rows_by(choice->weight_panel, target_hidden, target_operand));
+    } else {
+        if (f->convert_weight) layout->weight_bytes = rows_by(r->vocab_valid, r->hidden, operand);
+        if (f->convert_target_weight)
+            layout->weight_bytes = oh_size_add(round_up(layout->weight_bytes, ALIGNMENT),
+                                               rows_by(r->vocab_valid, target_hidden, target_operand));
+    }
+    if (f->cast_tile || f->cast_target_tile || f->cast_grad)
+        bytes[OH_BUFFER_CAST] = rows_by(rows, choice->weight_panel, 4);
+    if (input->scratch) bytes[OH_BUFFER_GEMM_SCRATCH] = input->scratch(input->scratch_user, f, layout);
+
+    int64_t at = 0;
+    for (int i = 0; i < OH_BUFFER_COUNT; ++i) {
+        layout->offset[i] = at;
+        at = oh_size_add(at, round_up(bytes[i], ALIGNMENT));
+    }
+    layout->workspace_bytes = at;
+}
+
+/* ------------------------------------------------------------------------------------------ what a budget allows */
+
+static int64_t total(const oh_layout *layout) {
+    return oh_size_add(layout->workspace_bytes, layout->weight_bytes);
+}
+
+/* Columns of W that one product takes: all of the panel unless something has to be converted piece by piece. */
+static int64_t weight_panel(const oh_layout_input *input, int64_t panel, int32_t resident, int64_t budget) {
+    const oh_request *r = input->request;
+    const oh_formats *f = &input->formats;
+    int64_t columns = panel;
+    if (f->cast_tile || f->cast_target_tile || f->cast_grad) columns = min64(columns, CAST_PANEL_COLUMNS);
+    if (!resident && (f->convert_weight || f->convert_target_weight)) {
+        const int64_t row = max64(r->hidden, r->target_hidden) * 4;
+        columns = min64(columns, max64(64, min64(WEIGHT_PANEL_BYTES, budget / 8) / row / 64 * 64));
+    }
+    return max64(columns, min64(panel, 1));
+}
+
+/* Whether a whole tile of `chunk` rows fits; the layout that does it, with converted weights kept where they fit. */
+static int fits_whole(oh_layout *layout, const oh_layout_input *input, int32_t policy, int64_t chunk, int64_t budget) {
+    const int converts = input->formats.convert_weight || input->formats.convert_target_weight;
+    const int may_keep = converts && !input->request->weight_trains;
+    for (int32_t resident = may_keep; resident >= 0; --resident) {
+        const int64_t panel = input->request->vocab_valid;
+        const oh_layout_choice choice = {policy, chunk, panel, weight_panel(input, panel, resident, budget), resident};
+        oh_layout_compute(layout, input, &choice);
+        if (total(layout) <= budget) return 1;
+    }
+    return 0;
+}
+
+/* The widest panel that fits `chunk` rows; 0 where not even one column does. Converted pieces of W are panels then. */
+static int64_t widest_panel(oh_layout *layout, const oh_layout_input *input, int64_t chunk, int64_t budget) {
+    int64_t low = 0, high = input->request->vocab_valid;
+    while (low < high) {
+        const int64_t middle = low + (high - low + 1) / 2;
+        const oh_layout_choice choice = {OH_POLICY_RECOMPUTE, chunk, middle, middle, 0};
+        oh_layout_compute(layout, input, &choice);
+        if (total(layout) <= budget)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    if (low >= 64 && low < input->request->vocab_valid) low = low / 64 * 64;
+    const oh_layout_choice choice = {OH_POLICY_RECOMPUTE, chunk, low, low, 0};
+    oh_layout_compute(layout, input, &choice);
+    return low;
+}
+
+/* The next smaller chunk of whole blocks worth trying, 0 after one block. */
+static int64_t smaller_chunk(int64_t chunk, int64_t block) {
+    if (chunk <= block) return 0;
+    return max64(block, chunk / 2 / block * block);
+}
+
+static oh_status too_small(const oh_layout_input *input, int32_t policy, int64_t chunk, int64_t budget,
+                           oh_error *error) {
+    const int64_t panel =
+        policy == OH_POLICY_RECOMPUTE ? min64(64, input->request->vocab_valid) : input->request->vocab_valid;
+    const oh_layout_choice choice = {policy, chunk, panel, min64(64, panel), 0};
+    oh_layout layout;
+    oh_layout_compute(&layout, input, &choice);
+    static const char *const names[] = {"auto", "cached", "recompute", "naive"};
+    return oh_fail(error, OH_OUT_OF_MEMORY,
+                   "memory: a budget of %lld bytes is too small for policy %s with chunks of %lld rows, which needs at "
+                   "least %lld bytes%s",
+                   (long long)budget, names[policy], (long long)chunk, (long long)total(&layout),
+                   policy == OH_POLICY_RECOMPUTE ? "" : " (recompute needs less)");
+}
+
+oh_status oh_layout_choose(oh_layout *layout, const oh_layout_input *input, oh_error *error) {
+    const oh_request *r = input->request;
+    const int64_t block = r->objective.block_size, budget = r->memory ? r->memory : DEFAULT_MEMORY;
+    const int64_t whole = max64(r->rows, block);
+    const int64_t largest = r->chunk ? r->chunk : min64(whole, max64(block, DEFAULT_CHUNK / block * block));
+    const int64_t useful = r->chunk ? r->chunk : min64(whole, round_up(USEFUL_CHUNK, block));
+    const int32_t policy = r->policy == OH_POLICY_AUTO ? OH_POLICY_CACHED : r->policy;
+
+    for (int64_t chunk = largest; chunk > 0; chunk = r->chunk ? 0 : smaller_chunk(chunk, block)) {
+        if (r->policy == OH_POLICY_AUTO && chunk < useful) break;
+        if (fits_whole(layout, input, policy, chunk, budget)) return OH_OK;
+        if (policy == OH_POLICY_RECOMPUTE) break; /* it has panels: no need for small chunks */
+    }
+    if (r->policy == OH_POLICY_CACHED || r->policy == OH_POLICY_NAIVE)
+        return too_small(input, policy, r->chunk ? r->chunk : block, budget, error);
+
+    int64_t fallback = 0;
+    for (int64_t chunk = largest; chunk > 0; chunk = r->chunk ? 0 : smaller_chunk(chunk, block)) {
+        const int64_t panel = widest_panel(layout, input, chunk, budget);
+        if (panel >= min64(USEFUL_PANEL, r->vocab_valid)) return OH_OK;
+        if (panel > 0) fallback = chunk;
+    }
+    if (fallback && widest_panel(layout, input, fallback, budget) > 0) return OH_OK;
+    return too_small(input, OH_POLICY_RECOMPUTE, r->chunk ? r->chunk : block, budget, error);
+}

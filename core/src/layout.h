@@ -1,0 +1,74 @@
+/* layout.h - where everything of a plan lies in its workspace, and what chunk and panel a budget allows. */
+#ifndef ONEHEAD_CORE_LAYOUT_H
+#define ONEHEAD_CORE_LAYOUT_H
+
+#include "formats.h"
+#include "schedule.h"
+
+/* Buffers of the workspace. `step` ones live for a step, the others for a chunk. */
+typedef enum oh_buffer {
+    OH_BUFFER_SELECTION, /* step: what select.h uploads */
+    OH_BUFFER_SUMS,      /* step: f64 sums, loss, norms, factor */
+    OH_BUFFER_GRAD_STEP, /* step: dD in f32 where N is late and the caller's gradient is not f32 */
+    OH_BUFFER_STATS,
+    OH_BUFFER_OVERLAP,
+    OH_BUFFER_TOP_K_ID,
+    OH_BUFFER_TOP_K_LOGIT,
+    OH_BUFFER_RESULTS,
+    OH_BUFFER_PARTIAL,
+    OH_BUFFER_COEF,
+    OH_BUFFER_ROW_SCALE,
+    OH_BUFFER_ROW_LABEL,
+    OH_BUFFER_DRAFT_ROWS,  /* gathered D, in the operand dtype */
+    OH_BUFFER_TARGET_ROWS, /* gathered G */
+    OH_BUFFER_SCALED_ROWS, /* D with row weights, for the head's gradient */
+    OH_BUFFER_GRAD_ROWS,   /* dD of the chunk's supervised rows, f32 */
+    OH_BUFFER_DRAFT_TILE,
+    OH_BUFFER_TARGET_TILE,
+    OH_BUFFER_WEIGHT_PANEL, /* rows of W converted to the operand dtype */
+    OH_BUFFER_CAST,         /* f32 columns of a product or a gradient tile */
+    OH_BUFFER_GEMM_SCRATCH,
+    OH_BUFFER_COUNT
+} oh_buffer;
+
+/* What decides a layout's sizes. */
+typedef struct oh_layout_choice {
+    int32_t policy;
+    int64_t chunk;        /* rows */
+    int64_t panel;        /* columns a pass takes at once */
+    int64_t weight_panel; /* rows of W a product takes at once */
+    int32_t resident;     /* converted weights are kept between runs */
+} oh_layout_choice;
+
+typedef struct oh_layout {
+    oh_layout_choice choice;
+    int64_t tile_rows;        /* most supervised rows of a chunk */
+    int64_t target_tile_rows; /* most distinct target rows of a chunk */
+    int64_t tile_ld;          /* elements */
+    int64_t bytes[OH_BUFFER_COUNT], offset[OH_BUFFER_COUNT];
+    int64_t workspace_bytes; /* saturates at INT64_MAX */
+    int64_t weight_bytes;
+} oh_layout;
+
+/* Device scratch that products need at most, asked of the backend by the plan: a function of the choice. */
+typedef int64_t (*oh_scratch_query)(void *user, const oh_formats *formats, const oh_layout *layout);
+
+typedef struct oh_layout_input {
+    const oh_request *request; /* normalised */
+    oh_formats formats;
+    oh_scratch_query scratch; /* or NULL */
+    void *scratch_user;
+} oh_layout_input;
+
+void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh_layout_choice *choice);
+
+/* Largest useful chunk, panel and policy within request->memory. An explicit policy and chunk are kept. */
+oh_status oh_layout_choose(oh_layout *layout, const oh_layout_input *input, oh_error *error);
+
+const char *oh_buffer_name(int32_t buffer);
+
+/* a * b and a + b for non-negative sizes, INT64_MAX where they don't fit. */
+int64_t oh_size_mul(int64_t a, int64_t b);
+int64_t oh_size_add(int64_t a, int64_t b);
+
+#endif

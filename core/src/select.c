@@ -1,0 +1,137 @@
+#include "select.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "layout.h"
+#include "status.h"
+
+#define ELEMENT 4
+
+int64_t oh_selection_bytes(int64_t rows) {
+    return oh_size_mul(oh_size_mul(rows, OH_SELECT_COUNT), ELEMENT);
+}
+
+int64_t oh_selection_offset(const oh_selection *selection, oh_selection_array array, int64_t index) {
+    return ((int64_t)array * selection->row_capacity + index) * ELEMENT;
+}
+
+/* Host arrays may come straight out of a file, at any address. */
+static int64_t integer_at(const void *array, int32_t dtype, int64_t index) {
+    if (dtype == OH_I64) {
+        int64_t value;
+        memcpy(&value, (const char *)array + index * 8, sizeof value);
+        return value;
+    }
+    int32_t value;
+    memcpy(&value, (const char *)array + index * 4, sizeof value);
+    return value;
+}
+
+static float mask_at(const oh_inputs *in, int64_t row) {
+    if (!in->mask) return 1;
+    if (in->mask_dtype == OH_F32) {
+        float value;
+        memcpy(&value, (const char *)in->mask + row * 4, sizeof value);
+        return value;
+    }
+    const unsigned char value = ((const unsigned char *)in->mask)[row];
+    return in->mask_dtype == OH_BOOL ? (float)(value != 0) : (float)value;
+}
+
+static oh_status check_integers(const char *name, const void *array, int32_t dtype, oh_error *error) {
+    if (!array || dtype == OH_I32 || dtype == OH_I64) return OH_OK;
+    return oh_fail(error, OH_BAD_DATA, "%s dtype %s: expected i32 or i64", name, oh_dtype_name(dtype));
+}
+
+static oh_status check_arrays(const oh_request *r, const oh_inputs *in, oh_error *error) {
+    oh_status status = check_integers("target_row", in->target_row, in->target_row_dtype, error);
+    if (status == OH_OK) status = check_integers("label", in->label, in->label_dtype, error);
+    if (status != OH_OK) return status;
+    if (in->mask && in->mask_dtype != OH_U8 && in->mask_dtype != OH_BOOL && in->mask_dtype != OH_F32)
+        return oh_fail(error, OH_BAD_DATA, "loss_mask dtype %s: expected u8, bool or f32",
+                       oh_dtype_name(in->mask_dtype));
+    if (r->objective.labels == OH_LABELS_GIVEN && !in->label && in->rows > 0)
+        return oh_fail(error, OH_BAD_DATA, "label: missing, and labels 'given' need it");
+    if (in->target_hidden && !in->target_row && in->target_rows != in->rows)
+        return oh_fail(error, OH_BAD_DATA,
+                       "target_row: missing with %lld draft and %lld target rows; expected as many of each, or the map",
+                       (long long)in->rows, (long long)in->target_rows);
+    return OH_OK;
+}
+
+/* The tile row of target row `source` in the current chunk: the one it already has, or the next. */
+static int32_t target_index(oh_selection *s, oh_chunk *chunk, int32_t chunk_index, int32_t *sources, int64_t source) {
+    if (s->stamp[source] != chunk_index) {
+        s->stamp[source] = chunk_index;
+        s->stamp_index[source] = (int32_t)chunk->target_rows;
+        sources[chunk->first_target + chunk->target_rows++] = (int32_t)source;
+    }
+    return s->stamp_index[source];
+}
+
+oh_status oh_selection_fill(oh_selection *s, const oh_request *r, int64_t chunk_rows, const oh_inputs *in,
+                            oh_error *error) {
+    const oh_objective *o = &r->objective;
+    const oh_status checked = check_arrays(r, in, error);
+    if (checked != OH_OK) return checked;
+    float *mask = (float *)s->block + OH_SELECT_MASK * s->row_capacity;
+    int32_t *array[OH_SELECT_COUNT];
+    for (int i = 0; i < OH_SELECT_COUNT; ++i)
+        array[i] = (int32_t *)s->block + i * s->row_capacity;
+    for (int64_t i = 0; i < s->target_capacity; ++i)
+        s->stamp[i] = -1;
+
+    const int has_target = in->target_hidden != NULL;
+    int64_t compact = 0, target = 0;
+    s->weight_sum = s->mask_sum = 0;
+    s->chunk_count = 0;
+    for (int64_t first = 0; first < in->rows; first += chunk_rows) {
+        const int32_t index = (int32_t)s->chunk_count;
+        oh_chunk *chunk = &s->chunks[s->chunk_count++];
+        *chunk = (oh_chunk){.first_row = first,
+                            .rows = in->rows - first < chunk_rows ? in->rows - first : chunk_rows,
+                            .first_compact = compact,
+                            .first_target = target,
+                            .target_is_identity = 1};
+        for (int64_t row = first; row < first + chunk->rows; ++row) {
+            const int64_t slot = row % o->block_size;
+            const float m = mask_at(in, row);
+            if (!(m >= 0) || isinf(m))
+                return oh_fail(error, OH_BAD_DATA,
+                               "loss_mask[%lld] = %g: expected a finite number that is not negative", (long long)row,
+                               (double)m);
+            mask[row] = m;
+            array[OH_SELECT_COMPACT][row] = -1;
+            array[OH_SELECT_TARGET_ROW][row] = 0;
+            if (!(m > 0) || slot < o->first_slot) continue;
+            const int64_t label = in->label ? integer_at(in->label, in->label_dtype, row) : -1;
+            if (o->labels == OH_LABELS_GIVEN && (label < 0 || label >= r->vocab)) continue;
+
+            const int32_t i = (int32_t)chunk->compact_rows++;
+            array[OH_SELECT_COMPACT][row] = i;
+            array[OH_SELECT_DRAFT_ROW][compact + i] = (int32_t)row;
+            array[OH_SELECT_LABEL][compact + i] = o->labels == OH_LABELS_GIVEN ? (int32_t)label : -1;
+            s->mask_sum += (double)m;
+            s->weight_sum += (double)m * oh_slot_decay(o, slot);
+            if (!has_target) continue;
+            const int64_t source = in->target_row ? integer_at(in->target_row, in->target_row_dtype, row) : row;
+            if (source < 0 || source >= in->target_rows)
+                return oh_fail(error, OH_BAD_DATA, "target_row[%lld] = %lld: expected 0 to %lld on a supervised row",
+                               (long long)row, (long long)source, (long long)(in->target_rows - 1));
+            const int32_t tile_row = target_index(s, chunk, index, array[OH_SELECT_TARGET_SOURCE], source);
+            array[OH_SELECT_TARGET_INDEX][compact + i] = tile_row;
+            array[OH_SELECT_TARGET_ROW][row] = (int32_t)source;
+            if (tile_row != i) chunk->target_is_identity = 0;
+        }
+        compact += chunk->compact_rows;
+        target += chunk->target_rows;
+        if (r->distinct_target_rows && chunk->target_rows > r->distinct_target_rows)
+            return oh_fail(
+                error, OH_BAD_DATA,
+                "target_row: %lld distinct rows in the chunk at row %lld, the plan was promised at most %lld",
+                (long long)chunk->target_rows, (long long)first, (long long)r->distinct_target_rows);
+    }
+    s->supervised = compact;
+    return OH_OK;
+}
