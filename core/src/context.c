@@ -55,6 +55,10 @@ const oh_backend *oh_context_backend(const oh_context *context) {
     return context->backend;
 }
 
+oh_device *oh_context_device(const oh_context *context) {
+    return context->device;
+}
+
 oh_status oh_context_device_info(oh_context *context, oh_device_info *info, oh_error *error) {
     const oh_status status = context->backend->device_info(context->device, info);
     return status == OH_OK ? OH_OK : oh_context_fail(context, status, "device information", error);
