@@ -72,10 +72,6 @@ static oh_consumer begin(oh_graph *graph, const oh_graph_spec *spec, const char 
     return c;
 }
 
-static int has_term(const oh_objective *o, uint32_t terms) {
-    return (o->terms & terms) != 0;
-}
-
 /* Whether the loss looks at the target at all: by its terms, by whose token a row is judged, or, where metrics read it
  * anyway, to leave out rows whose target is not finite under every policy alike. */
 static int loss_needs_target(const oh_graph_spec *spec) {

@@ -104,7 +104,10 @@ void oh_schedule_build(oh_schedule *schedule, const oh_graph *merged, const oh_g
         }
         if (nodes == 0) continue;
         s.second_read = s.overlap_want != 0;
-        s.label_is_known = spec->objective.labels == OH_LABELS_TARGET && !has_op(merged, stage, OH_OP_ARGMAX_TARGET);
+        /* A stage that doesn't see the target learns y, and which rows were not finite, from one that did. */
+        s.label_is_known = finished && s.first_read && !s.project_target;
+        if (s.parts && !finished) s.parts |= OH_FINISH_COUNTS;
+        finished |= s.parts != 0;
         schedule->projections_draft += s.project_draft;
         schedule->projections_target += s.project_target;
         schedule->gemms += s.project_draft + s.project_target + s.grad + s.head_grad;

@@ -126,14 +126,12 @@ typedef struct oh_row_result {
 #define OH_HIT_TOP1 (1u << 31)
 
 /* Which sums and outputs one row_finish adds; each part exactly once a chunk, however many reads a policy makes. */
-#define OH_FINISH_LOSS (1u << 0) /* loss, weights, counts, terms, non-finite rows, row_loss and weight */
-#define OH_FINISH_METRICS                                                                                              \
-    (1u << 1)                          /* slots, entropy, top-1 probabilities, label, argmax; alpha and tau with
-                                       OH_WANT_OVERLAP, rank with OH_WANT_RANK */
-#define OH_FINISH_TOP_K (1u << 2)      /* hits and streaks of the K in top_k_mask */
-#define OH_FINISH_TOP_K_ROWS (1u << 3) /* topk_id_out, topk_logprob_out */
-#define OH_FINISH_COUNTS (1u << 5)     /* rows, masks, blocks and rows that are not finite */
-#define OH_FINISH_COEF (1u << 4)       /* coef and row_scale */
+#define OH_FINISH_COUNTS (1u << 0)     /* rows, masks, blocks and rows that are not finite */
+#define OH_FINISH_LOSS (1u << 1)       /* loss, weights, terms; row_loss_out and weight_out */
+#define OH_FINISH_COEF (1u << 2)       /* coef and row_scale */
+#define OH_FINISH_METRICS (1u << 3)    /* slots, entropy, top-1, alpha, tau; row_label_out, argmax_out, rank_out */
+#define OH_FINISH_TOP_K (1u << 4)      /* hits and streaks of the K in top_k_mask */
+#define OH_FINISH_TOP_K_ROWS (1u << 5) /* topk_id_out, topk_logprob_out */
 
 /* One chunk's rows. Arrays are on the device. A chunk's rows are whole blocks; the supervised ones are numbered
  * 0..compact_rows-1 in row order ("compact rows"), as the tiles are. */
