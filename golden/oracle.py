@@ -50,8 +50,8 @@ def batch_from(tensors):
                         "target_bias", "loss_mask")}
     row_count = len(wide["draft_hidden"])
     mask = wide.get("loss_mask", np.ones(row_count))
-    if not np.all(mask >= 0):
-        raise ValueError("loss_mask is negative or NaN")
+    if not np.all((mask >= 0) & np.isfinite(mask)):
+        raise ValueError("loss_mask is negative or not finite")
     target_row = None
     if "target_hidden" in wide:
         target_row = np.asarray(tensors.get("target_row", np.arange(row_count)), np.int64)
