@@ -59,6 +59,20 @@ function(onehead_present var)
     set(${var} "${present}" PARENT_SCOPE)
 endfunction()
 
+# onehead_check_listed(LISTED file... FOLDERS folder...): a .c file that no list names would silently not be built.
+function(onehead_check_listed)
+    cmake_parse_arguments(PARSE_ARGV 0 arg "" "" "LISTED;FOLDERS")
+    foreach(folder IN LISTS arg_FOLDERS)
+        file(GLOB found RELATIVE "${CMAKE_CURRENT_SOURCE_DIR}" CONFIGURE_DEPENDS
+            "${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.c")
+        foreach(file IN LISTS found)
+            if(NOT file IN_LIST arg_LISTED)
+                message(WARNING "onehead: ${CMAKE_CURRENT_SOURCE_DIR}/${file} is in no list of CMakeLists.txt")
+            endif()
+        endforeach()
+    endforeach()
+endfunction()
+
 # onehead_add_plugin(TARGET NAME name [OUTPUT_DIRECTORY dir] [INSTALL] SOURCES file...)
 #
 # Makes onehead-<name>.so, a module that exports oh_backend_v1 and nothing else, in the build tree's backend directory

@@ -1,0 +1,62 @@
+#!/bin/bash
+# Installs a build tree into a prefix of its own and uses it as other projects would:
+#     check_install.sh BUILD_TREE CC VERSION LIBDIR
+# Checks what is exported, names and modes of files, the CMake package and pkg-config.
+set -euo pipefail
+
+build=$1 cc=$2 version=$3 libdir=$4
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+prefix=$build/consumer/prefix
+lib=$prefix/$libdir
+backends=$lib/onehead/backends
+
+fail() {
+    echo "check_install: $*" >&2
+    exit 1
+}
+
+exported() {
+    nm -D --defined-only --format=posix "$1" | cut -d' ' -f1
+}
+
+rm -rf "$build/consumer"
+# A group-writable umask: the modes of what is installed mustn't depend on it.
+(umask 002 && cmake --install "$build" --prefix "$prefix" >/dev/null)
+
+for file in libonehead.so "libonehead.so.${version%%.*}" "libonehead.so.$version"; do
+    [[ -e $lib/$file ]] || fail "$lib/$file is missing"
+done
+soname=$(readelf -d "$lib/libonehead.so" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
+[[ $soname == "libonehead.so.${version%%.*}" ]] || fail "SONAME is '$soname', expected libonehead.so.${version%%.*}"
+
+others=$(exported "$lib/libonehead.so" | grep -v '^oh_' || true)
+[[ -z $others ]] || fail "libonehead.so exports more than oh_*: $others"
+declared=$(sed -n 's/^OH_API .*[ *]\(oh_[a-z0-9_]*\)(.*/\1/p' "$prefix"/include/onehead/*.h | sort)
+[[ $(exported "$lib/libonehead.so" | sort) == "$declared" ]] ||
+    fail "exports and OH_API declarations differ: $(diff <(exported "$lib/libonehead.so" | sort) <(echo "$declared"))"
+
+mode=$(stat -c %a "$backends")
+[[ $mode == 755 ]] || fail "$backends has mode $mode, expected 755"
+for plugin in "$backends"/onehead-*.so; do
+    [[ $(exported "$plugin") == oh_backend_v1 ]] || fail "$plugin exports: $(exported "$plugin")"
+    mode=$(stat -c %a "$plugin")
+    [[ $mode == 644 ]] || fail "$plugin has mode $mode, expected 644"
+done
+
+export ONEHEAD_BACKEND_PATH=$backends
+cmake -S "$here" -B "$build/consumer/cmake" -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$prefix" \
+    -DONEHEAD_EXPECTED_VERSION="$version" >/dev/null
+cmake --build "$build/consumer/cmake" >/dev/null
+"$build/consumer/cmake/consumer" "$version"
+
+export PKG_CONFIG_PATH=$lib/pkgconfig
+found=$(pkg-config --modversion onehead)
+[[ $found == "$version" ]] || fail "pkg-config says version '$found', expected $version"
+[[ $(realpath "$(pkg-config --variable=backenddir onehead)") == "$(realpath "$backends")" ]] ||
+    fail "pkg-config's backenddir is $(pkg-config --variable=backenddir onehead), expected $backends"
+read -ra flags < <(pkg-config --cflags --libs onehead)
+"$cc" -std=c17 -O1 -o "$build/consumer/pkgconfig" "$here/consumer.c" "${flags[@]}" "-Wl,-rpath,$lib"
+"$build/consumer/pkgconfig" "$version"
+
+"$prefix/bin/onehead" plan --rows 64 --hidden 32 --vocab 1000 --json >/dev/null
+echo "onehead $version installs and serves a CMake and a pkg-config project"
