@@ -243,7 +243,7 @@ static oh_status read_tensor(const st_file *file, st_tensor *tensor, int64_t *sh
     oh_status status = check_keys(file, name, entry, error);
     if (status != OH_OK) return status;
 
-    int64_t bytes;
+    int64_t bytes = 0; /* GCC doesn't see that read_shape sets it */
     tensor->name = name;
     status = read_dtype(file, tensor, json_object_get(entry, "dtype"), error);
     if (status != OH_OK) return status;
