@@ -252,7 +252,8 @@ def metrics(answers, rows, counted, block_count, options):
 
 class Answers:
     """`summary` as the command's JSON; arrays over all T rows as its files. Rows that are not
-    supervised or not finite hold 0 and -1, but a row that is not finite keeps its weight."""
+    supervised or not finite hold 0 and -1. A supervised row that is not finite keeps its weight,
+    and its top-K log-probabilities are -inf as wherever there is no id to give."""
 
     def __init__(self, row_count, hidden_size, k):
         self.draft_grad = np.zeros((row_count, hidden_size))
@@ -314,6 +315,7 @@ class Oracle:
         answers.rank[used] = logits.rank(y)[usable]
         ids, log_probabilities = logits.topk(max(options.topk))
         answers.topk_id[used] = ids[usable]
+        answers.topk_logprob[supervised] = -np.inf
         answers.topk_logprob[used] = log_probabilities[usable]
 
         factor = answers.weight[used] * ratio(options.upstream, denominator)

@@ -326,6 +326,8 @@ def test_a_nan_row_changes_no_other():
         assert not got.draft_grad[2].any() and got.row_loss[2] == 0
         assert np.array_equal(got.topk_id[others], clean.topk_id[others])
         assert got.argmax[2] == got.rank[2] == got.label[2] == -1
+        assert np.all(got.topk_id[2] == -1) and np.all(got.topk_logprob[2] == -INF)
+        assert not got.topk_logprob[0].any()  # unsupervised
         assert sum(got.summary["slot_count"]) == 5
         close(got.summary["loss_num"], clean.summary["loss_num"]
               - clean.weight[2] * clean.row_loss[2])
