@@ -144,16 +144,19 @@ typedef struct listing {
 } listing;
 
 static void copy_text(char *to, size_t size, const char *from) {
-    snprintf(to, size, "%s", from);
-    oh_make_printable(to);
+    const size_t length = strnlen(from, size - 1);
+    memcpy(to, from, length);
+    to[length] = '\0';
 }
 
 static void add(listing *list, const char *name, const char *path, const char *verdict) {
     if (list->count < list->capacity) {
         oh_backend_candidate *candidate = &list->candidates[list->count];
-        snprintf(candidate->path, sizeof candidate->path, "%s", path); /* byte for byte: it can be loaded */
+        copy_text(candidate->path, sizeof candidate->path, path); /* byte for byte: it can be loaded */
         copy_text(candidate->name, sizeof candidate->name, name);
         copy_text(candidate->verdict, sizeof candidate->verdict, verdict);
+        oh_make_printable(candidate->name);
+        oh_make_printable(candidate->verdict);
     }
     ++list->count;
 }
