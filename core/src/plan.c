@@ -1,0 +1,299 @@
+/* plan.c - from a request to a plan: graph, passes, formats, chunk and panel, workspace. */
+#include "plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops.h"
+#include "request.h"
+#include "status.h"
+
+/* ------------------------------------------------------------------------------------------- graph and layout ---- */
+
+static void build_graph(oh_plan *plan, int32_t policy, int32_t panels) {
+    const oh_request *r = &plan->request;
+    const oh_graph_spec spec = {.objective = r->objective,
+                                .produce = r->produce,
+                                .policy = policy,
+                                .has_target = r->target_rows > 0,
+                                .panels = panels};
+    oh_graph_build(&plan->before, &spec);
+    oh_graph_merge(&plan->before, &plan->after);
+    oh_schedule_build(&plan->schedule, &plan->after, &spec);
+}
+
+static void cost_graphs(oh_plan *plan) {
+    const oh_request *r = &plan->request;
+    const oh_graph_shape shape = {
+        .rows = plan->layout.tile_rows < r->rows ? plan->layout.tile_rows : r->rows,
+        .hidden = r->hidden,
+        .target_hidden = r->target_hidden ? r->target_hidden : r->hidden,
+        .vocab = r->vocab_valid,
+        .tile_bytes = oh_dtype_size(plan->formats.tile_dtype),
+        .operand_bytes = oh_dtype_size(plan->formats.draft_operand),
+    };
+    oh_graph_cost(&plan->before, &shape);
+    oh_graph_cost(&plan->after, &shape);
+}
+
+/* Scratch for the largest products of a layout: what the backend answers for each shape that run.c will ask for. */
+static int64_t gemm_scratch(void *user, const oh_formats *f, const oh_layout *layout) {
+    const oh_plan *plan = user;
+    const oh_backend *backend = plan->context->backend;
+    if (!backend->gemm_scratch) return 0;
+    const oh_request *r = &plan->request;
+    const int64_t rows = layout->tile_rows, columns = layout->choice.weight_panel;
+    const int64_t target_hidden = r->target_hidden ? r->target_hidden : r->hidden;
+    const int32_t draft_result = f->cast_tile ? OH_F32 : f->tile_dtype;
+    const int32_t target_result = f->cast_target_tile ? OH_F32 : f->tile_dtype;
+    const oh_gemm products[] = {
+        {.op = OH_GEMM_NT,
+         .m = rows,
+         .n = columns,
+         .k = r->hidden,
+         .a_dtype = f->draft_operand,
+         .b_dtype = f->draft_operand,
+         .c_dtype = draft_result},
+        {.op = OH_GEMM_NT,
+         .m = layout->target_tile_rows,
+         .n = columns,
+         .k = target_hidden,
+         .a_dtype = f->target_operand,
+         .b_dtype = f->target_operand,
+         .c_dtype = target_result},
+        {.op = OH_GEMM_NN,
+         .accumulate = 1,
+         .m = rows,
+         .n = r->hidden,
+         .k = columns,
+         .a_dtype = f->draft_operand,
+         .b_dtype = f->draft_operand,
+         .c_dtype = OH_F32},
+        {.op = OH_GEMM_TN,
+         .accumulate = 1,
+         .m = columns,
+         .n = r->hidden,
+         .k = rows,
+         .a_dtype = f->draft_operand,
+         .b_dtype = f->draft_operand,
+         .c_dtype = OH_F32},
+    };
+    int64_t bytes = 0;
+    for (size_t i = 0; i < sizeof products / sizeof products[0]; ++i) {
+        const int64_t asked = backend->gemm_scratch(plan->context->device, &products[i]);
+        if (asked > bytes) bytes = asked;
+    }
+    return bytes;
+}
+
+static oh_layout_input layout_input(oh_plan *plan) {
+    return (oh_layout_input){.request = &plan->request,
+                             .formats = plan->formats,
+                             .scratch = plan->context ? gemm_scratch : NULL,
+                             .scratch_user = plan};
+}
+
+static int64_t whole_tile_bytes(oh_plan *plan, int32_t policy) {
+    const oh_layout_input input = layout_input(plan);
+    oh_layout_choice choice = plan->layout.choice;
+    choice.policy = policy;
+    choice.panel = plan->request.vocab_valid;
+    oh_layout layout;
+    oh_layout_compute(&layout, &input, &choice);
+    return oh_size_add(layout.workspace_bytes, layout.weight_bytes);
+}
+
+static void summarise(oh_plan *plan) {
+    const oh_request *r = &plan->request;
+    const oh_layout *l = &plan->layout;
+    oh_plan_summary *s = &plan->summary;
+    *s = (oh_plan_summary){
+        .policy = l->choice.policy,
+        .tile = plan->formats.tile,
+        .chunk = l->choice.chunk,
+        .chunks = (r->rows + l->choice.chunk - 1) / l->choice.chunk,
+        .panel = l->choice.panel,
+        .weight_panel = l->choice.weight_panel,
+        .weight_converted = l->choice.resident,
+        .stages = plan->schedule.count,
+        .workspace_bytes = l->workspace_bytes,
+        .weight_bytes = l->weight_bytes,
+        .workspace_cached = whole_tile_bytes(plan, OH_POLICY_CACHED),
+        .workspace_recompute = l->choice.policy == OH_POLICY_RECOMPUTE
+                                   ? oh_size_add(l->workspace_bytes, l->weight_bytes)
+                                   : whole_tile_bytes(plan, OH_POLICY_RECOMPUTE),
+    };
+    s->projections_draft = s->chunks * plan->schedule.projections_draft;
+    s->projections_target = s->chunks * plan->schedule.projections_target;
+    s->gemms = s->chunks * plan->schedule.gemms;
+    const double slots = (double)(r->objective.block_size - r->objective.first_slot);
+    const double rows = (double)r->rows * slots / (double)r->objective.block_size;
+    const double chunk_rows = (double)plan->layout.tile_rows < rows ? (double)plan->layout.tile_rows : rows;
+    double flops = 0;
+    for (int64_t i = 0; i < plan->after.count; ++i)
+        flops += plan->after.nodes[i].flops;
+    s->flops = chunk_rows > 0 ? flops / chunk_rows * rows : 0;
+
+    plan->buffer_count = 0;
+    for (int i = 0; i < OH_BUFFER_COUNT; ++i) {
+        if (l->bytes[i] == 0) continue;
+        oh_plan_buffer *b = &plan->buffers[plan->buffer_count++];
+        strncpy(b->name, oh_buffer_name(i), sizeof b->name - 1);
+        b->bytes = l->bytes[i];
+        b->offset = l->offset[i];
+    }
+    if (l->weight_bytes) {
+        oh_plan_buffer *b = &plan->buffers[plan->buffer_count++];
+        strncpy(b->name, "converted weights (kept)", sizeof b->name - 1);
+        b->bytes = l->weight_bytes;
+        b->offset = -1;
+    }
+}
+
+static oh_status describe(oh_plan *plan, const oh_request *request, uint32_t gemm_kinds, uint32_t tile_formats,
+                          oh_error *error) {
+    oh_status status = oh_request_normalise(request, &plan->request, error);
+    if (status != OH_OK) return status;
+    status = oh_formats_choose(&plan->formats, &plan->request, gemm_kinds, tile_formats, error);
+    if (status != OH_OK) return status;
+    const oh_layout_input input = layout_input(plan);
+    status = oh_layout_choose(&plan->layout, &input, error);
+    if (status != OH_OK) return status;
+    build_graph(plan, plan->layout.choice.policy, plan->layout.choice.panel < plan->request.vocab_valid);
+    cost_graphs(plan);
+    summarise(plan);
+    return OH_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------- memory ---- */
+
+static oh_status allocate_selection(oh_plan *plan, oh_error *error) {
+    oh_selection *s = &plan->selection;
+    const oh_request *r = &plan->request;
+    const oh_backend *backend = plan->context->backend;
+    const int64_t bytes = plan->layout.bytes[OH_BUFFER_SELECTION];
+    s->row_capacity = r->rows;
+    s->target_capacity = r->target_rows;
+    s->chunk_capacity = plan->summary.chunks;
+    const size_t block = bytes > 0 ? (size_t)bytes : 1;
+    if (backend->host_alloc) {
+        if (backend->host_alloc(plan->context->device, block, &plan->pinned) != OH_OK)
+            return oh_context_fail(plan->context, OH_OUT_OF_MEMORY, "pinned memory for row selection", error);
+        s->block = plan->pinned;
+        memset(s->block, 0, block);
+    } else {
+        s->block = calloc(1, block);
+    }
+    s->chunks = calloc((size_t)(s->chunk_capacity + 1), sizeof *s->chunks);
+    s->stamp = calloc((size_t)(s->target_capacity + 1), sizeof *s->stamp);
+    s->stamp_index = calloc((size_t)(s->target_capacity + 1), sizeof *s->stamp_index);
+    plan->host_sums = calloc((size_t)(oh_sum_count(&r->objective) + OH_SUMS_EXTRA), sizeof(double));
+    if (s->block && s->chunks && s->stamp && s->stamp_index && plan->host_sums) return OH_OK;
+    return oh_fail(error, OH_OUT_OF_MEMORY, "row selection of %lld rows: out of memory", (long long)r->rows);
+}
+
+static oh_status allocate(oh_plan *plan, oh_error *error) {
+    const oh_layout *l = &plan->layout;
+    oh_status status = allocate_selection(plan, error);
+    if (status != OH_OK) return status;
+    if (l->workspace_bytes == INT64_MAX || l->weight_bytes == INT64_MAX)
+        return oh_fail(error, OH_OUT_OF_MEMORY, "workspace: its size does not fit 63 bits");
+    if (!plan->request.external_workspace) {
+        status = oh_context_alloc(plan->context, (uint64_t)l->workspace_bytes, "workspace", &plan->workspace, error);
+        if (status != OH_OK) return status;
+    }
+    status = oh_context_alloc(plan->context, (uint64_t)l->weight_bytes, "converted weights", &plan->weights, error);
+    if (status != OH_OK || l->weight_bytes == 0) return status;
+    char *at = plan->weights;
+    if (plan->formats.convert_weight) {
+        plan->draft_weight.rows = at;
+        const int64_t bytes =
+            plan->request.vocab_valid * plan->request.hidden * oh_dtype_size(plan->formats.draft_operand);
+        at += (bytes + 255) / 256 * 256;
+    }
+    if (plan->formats.convert_target_weight) plan->target_weight.rows = at;
+    return OH_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------- public ---- */
+
+oh_status oh_plan_create(oh_context *context, const oh_request *request, oh_plan **plan, oh_error *error) {
+    if (!context || !request || !plan)
+        return oh_fail(error, OH_INVALID_ARGUMENT, "oh_plan_create: context, request and plan must not be NULL");
+    oh_plan *p = calloc(1, sizeof *p);
+    if (!p) return oh_fail(error, OH_OUT_OF_MEMORY, "a plan: out of memory");
+    p->context = context;
+    oh_status status = describe(p, request, context->backend->gemm_kinds, context->backend->tile_formats, error);
+    if (status == OH_OK) status = allocate(p, error);
+    if (status != OH_OK) {
+        oh_plan_destroy(p);
+        return status;
+    }
+    *plan = p;
+    return OH_OK;
+}
+
+oh_status oh_plan_describe(const oh_request *request, oh_plan **plan, oh_error *error) {
+    if (!request || !plan)
+        return oh_fail(error, OH_INVALID_ARGUMENT, "oh_plan_describe: request and plan must not be NULL");
+    oh_plan *p = calloc(1, sizeof *p);
+    if (!p) return oh_fail(error, OH_OUT_OF_MEMORY, "a plan: out of memory");
+    /* A backend that multiplies in f32 only and has every tile: the CPU's. */
+    const oh_status status = describe(p, request, OH_GEMM_F32_F32, 0xf, error);
+    if (status != OH_OK) {
+        oh_plan_destroy(p);
+        return status;
+    }
+    *plan = p;
+    return OH_OK;
+}
+
+void oh_plan_destroy(oh_plan *plan) {
+    if (!plan) return;
+    if (plan->queue) plan->context->backend->queue_close(plan->queue);
+    if (plan->context) {
+        oh_context_free(plan->context, plan->workspace);
+        oh_context_free(plan->context, plan->weights);
+    }
+    if (plan->pinned)
+        plan->context->backend->host_free(plan->context->device, plan->pinned);
+    else
+        free(plan->selection.block);
+    free(plan->selection.chunks);
+    free(plan->selection.stamp);
+    free(plan->selection.stamp_index);
+    free(plan->host_sums);
+    free(plan);
+}
+
+const oh_plan_summary *oh_plan_get_summary(const oh_plan *plan) {
+    return &plan->summary;
+}
+
+const oh_node *oh_plan_nodes(const oh_plan *plan, int merged, int64_t *count) {
+    const oh_graph *graph = merged ? &plan->after : &plan->before;
+    *count = graph->count;
+    return graph->nodes;
+}
+
+const oh_plan_buffer *oh_plan_buffers(const oh_plan *plan, int64_t *count) {
+    *count = plan->buffer_count;
+    return plan->buffers;
+}
+
+const char *oh_plan_consumer_name(const oh_plan *plan, int32_t consumer) {
+    return consumer >= 0 && consumer < plan->before.consumer_count ? plan->before.consumer[consumer] : NULL;
+}
+
+void oh_plan_weight_changed(oh_plan *plan) {
+    plan->draft_weight.from = plan->target_weight.from = NULL;
+}
+
+void oh_plan_observe(oh_plan *plan, oh_tile_observer observer, void *user) {
+    plan->observer = observer;
+    plan->observer_user = user;
+}
+
+oh_status oh_plan_wait(oh_plan *plan, oh_error *error) {
+    return plan->queue ? oh_op_wait(plan->context, plan->queue, error) : OH_OK;
+}

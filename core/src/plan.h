@@ -1,0 +1,53 @@
+/* plan.h - a plan's insides: what plan.c lays out and run.c executes. */
+#ifndef ONEHEAD_CORE_PLAN_H
+#define ONEHEAD_CORE_PLAN_H
+
+#include "context.h"
+#include "layout.h"
+#include "schedule.h"
+#include "select.h"
+
+/* A converted copy of a weight, kept between runs. */
+typedef struct oh_resident {
+    void *rows;       /* device [V_valid, H] in the operand dtype, or NULL: not kept */
+    const void *from; /* the caller's tensor that it was converted from, or NULL: not yet */
+    int64_t from_ld;
+} oh_resident;
+
+typedef struct oh_step_counts {
+    int64_t projections_draft, projections_target, gemms, tile_reads;
+} oh_step_counts;
+
+struct oh_plan {
+    oh_context *context; /* NULL: described only */
+    oh_request request;  /* normalised */
+    oh_graph before, after;
+    oh_schedule schedule;
+    oh_formats formats;
+    oh_layout layout;
+    oh_plan_summary summary;
+    oh_plan_buffer buffers[OH_BUFFER_COUNT + 1];
+    int64_t buffer_count;
+
+    oh_selection selection;
+    void *pinned;    /* host memory of selection.block that came from the backend */
+    void *workspace; /* the plan's own, NULL with external_workspace */
+    void *weights;
+    oh_resident draft_weight, target_weight;
+    oh_queue *queue;
+    void *queue_stream;
+    oh_tile_observer observer;
+    void *observer_user;
+
+    /* The last run. */
+    int has_run;
+    int64_t rows;
+    char *run_workspace;
+    oh_step_counts counts;
+    double *host_sums; /* [oh_sum_count + 8] as OH_BUFFER_SUMS */
+};
+
+/* OH_BUFFER_SUMS, in f64 elements after the sums themselves. */
+enum { OH_SUMS_LOSS = 0, OH_SUMS_NORMS = 3, OH_SUMS_FACTOR = 5, OH_SUMS_EXTRA = 8 };
+
+#endif

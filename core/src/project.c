@@ -1,0 +1,316 @@
+/* project.c - products with the vocabulary: W in the dtype that the backend multiplies, panel by panel. */
+#include "ops.h"
+#include "step.h"
+
+void *oh_step_buffer(const oh_step *step, oh_buffer buffer) {
+    return step->plan->layout.bytes[buffer] ? step->workspace + step->plan->layout.offset[buffer] : NULL;
+}
+
+void *oh_step_selection(const oh_step *step, oh_selection_array array, int64_t index) {
+    return step->workspace + step->plan->layout.offset[OH_BUFFER_SELECTION] +
+           oh_selection_offset(&step->plan->selection, array, index);
+}
+
+/* ----------------------------------------------------------------------------------------------------- weights ---- */
+
+/* One of the two weights: the caller's tensor and what becomes of it. */
+typedef struct oh_weight {
+    const void *data;
+    int64_t ld, columns;
+    int32_t dtype, operand, convert;
+    oh_resident *resident;
+} oh_weight;
+
+static oh_weight weight_of(const oh_step *step, int target) {
+    const oh_request *r = &step->plan->request;
+    const oh_formats *f = &step->plan->formats;
+    if (target && r->target_hidden)
+        return (oh_weight){.data = step->in->target_lm_head,
+                           .ld = step->in->target_lm_head_ld ? step->in->target_lm_head_ld : r->target_hidden,
+                           .columns = r->target_hidden,
+                           .dtype = r->target_weight_dtype,
+                           .operand = f->target_operand,
+                           .convert = f->convert_target_weight,
+                           .resident = &step->plan->target_weight};
+    return (oh_weight){.data = step->in->lm_head,
+                       .ld = step->in->lm_head_ld ? step->in->lm_head_ld : r->hidden,
+                       .columns = r->hidden,
+                       .dtype = r->weight_dtype,
+                       .operand = f->draft_operand,
+                       .convert = f->convert_weight,
+                       .resident = &step->plan->draft_weight};
+}
+
+static oh_status convert_rows(oh_step *step, const oh_weight *w, int64_t first, int64_t count, void *to) {
+    const oh_copy_rows copy = {.rows = count,
+                               .columns = w->columns,
+                               .src = (const char *)w->data + first * w->ld * oh_dtype_size(w->dtype),
+                               .src_ld = w->ld,
+                               .src_dtype = w->dtype,
+                               .dst = to,
+                               .dst_ld = w->columns,
+                               .dst_dtype = w->operand};
+    return oh_op_copy_rows(step->plan->context, step->queue, &copy, step->error);
+}
+
+oh_status oh_step_convert_weights(oh_step *step) {
+    for (int target = 0; target < 2; ++target) {
+        if (target && !step->plan->request.target_hidden) break;
+        const oh_weight w = weight_of(step, target);
+        if (!w.resident->rows || (w.resident->from == w.data && w.resident->from_ld == w.ld)) continue;
+        w.resident->from = NULL;
+        const oh_status status = convert_rows(step, &w, 0, step->plan->request.vocab_valid, w.resident->rows);
+        if (status != OH_OK) return status;
+        w.resident->from = w.data;
+        w.resident->from_ld = w.ld;
+    }
+    return OH_OK;
+}
+
+static oh_status weight_rows(oh_step *step, int target, int64_t first, int64_t count, oh_weight_rows *rows) {
+    const oh_weight w = weight_of(step, target);
+    if (!w.convert) {
+        *rows = (oh_weight_rows){(const char *)w.data + first * w.ld * oh_dtype_size(w.dtype), w.ld};
+        return OH_OK;
+    }
+    if (w.resident->rows) {
+        const int64_t at = first * w.columns * oh_dtype_size(w.operand);
+        *rows = (oh_weight_rows){(const char *)w.resident->rows + at, w.columns};
+        return OH_OK;
+    }
+    void *panel = oh_step_buffer(step, OH_BUFFER_WEIGHT_PANEL);
+    *rows = (oh_weight_rows){panel, w.columns};
+    const int own = target && step->plan->request.target_hidden;
+    if (step->panel_target == own && step->panel_first == first && step->panel_count == count) return OH_OK;
+    step->panel_count = 0;
+    const oh_status status = convert_rows(step, &w, first, count, panel);
+    if (status != OH_OK) return status;
+    step->panel_target = own;
+    step->panel_first = first;
+    step->panel_count = count;
+    return OH_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ gather ---- */
+
+oh_status oh_step_gather(oh_step *step, const oh_chunk *chunk) {
+    const oh_plan *plan = step->plan;
+    const oh_request *r = &plan->request;
+    const oh_inputs *in = step->in;
+    const int diff = plan->formats.tile == OH_TILE_DIFF;
+    const int64_t target_hidden = r->target_hidden ? r->target_hidden : r->hidden;
+    const int64_t target_ld = in->target_ld ? in->target_ld : target_hidden;
+    oh_copy_rows draft = {.rows = chunk->compact_rows,
+                          .columns = r->hidden,
+                          .src = in->draft_hidden,
+                          .src_ld = in->draft_ld ? in->draft_ld : r->hidden,
+                          .src_dtype = r->hidden_dtype,
+                          .map = oh_step_selection(step, OH_SELECT_DRAFT_ROW, chunk->first_compact),
+                          .dst = oh_step_buffer(step, OH_BUFFER_DRAFT_ROWS),
+                          .dst_ld = r->hidden,
+                          .dst_dtype = plan->formats.draft_operand};
+    if (diff) {
+        draft.subtract = in->target_hidden;
+        draft.subtract_ld = target_ld;
+        draft.subtract_dtype = r->hidden_dtype;
+        draft.subtract_map = oh_step_selection(step, OH_SELECT_TARGET_ROW, 0);
+    }
+    const oh_status status = oh_op_copy_rows(plan->context, step->queue, &draft, step->error);
+    if (status != OH_OK || chunk->target_rows == 0) return status;
+    const oh_copy_rows target = {.rows = chunk->target_rows,
+                                 .columns = target_hidden,
+                                 .src = in->target_hidden,
+                                 .src_ld = target_ld,
+                                 .src_dtype = r->hidden_dtype,
+                                 .map = oh_step_selection(step, OH_SELECT_TARGET_SOURCE, chunk->first_target),
+                                 .dst = oh_step_buffer(step, OH_BUFFER_TARGET_ROWS),
+                                 .dst_ld = target_hidden,
+                                 .dst_dtype = plan->formats.target_operand};
+    return oh_op_copy_rows(plan->context, step->queue, &target, step->error);
+}
+
+oh_status oh_step_scale_rows(oh_step *step, const oh_chunk *chunk) {
+    const oh_plan *plan = step->plan;
+    const oh_request *r = &plan->request;
+    oh_copy_rows copy = {.rows = chunk->compact_rows,
+                         .columns = r->hidden,
+                         .src = oh_step_buffer(step, OH_BUFFER_DRAFT_ROWS),
+                         .src_ld = r->hidden,
+                         .src_dtype = plan->formats.draft_operand,
+                         .row_scale = oh_step_buffer(step, OH_BUFFER_ROW_SCALE),
+                         .dst = oh_step_buffer(step, OH_BUFFER_SCALED_ROWS),
+                         .dst_ld = r->hidden,
+                         .dst_dtype = plan->formats.draft_operand};
+    if (plan->formats.tile == OH_TILE_DIFF) { /* the gathered rows are D - G there: gather D itself, then scale */
+        const oh_copy_rows gather = {.rows = chunk->compact_rows,
+                                     .columns = r->hidden,
+                                     .src = step->in->draft_hidden,
+                                     .src_ld = step->in->draft_ld ? step->in->draft_ld : r->hidden,
+                                     .src_dtype = r->hidden_dtype,
+                                     .map = oh_step_selection(step, OH_SELECT_DRAFT_ROW, chunk->first_compact),
+                                     .dst = copy.dst,
+                                     .dst_ld = r->hidden,
+                                     .dst_dtype = copy.dst_dtype};
+        const oh_status status = oh_op_copy_rows(plan->context, step->queue, &gather, step->error);
+        if (status != OH_OK) return status;
+        copy.src = copy.dst;
+    }
+    return oh_op_copy_rows(plan->context, step->queue, &copy, step->error);
+}
+
+/* ---------------------------------------------------------------------------------------------------- products ---- */
+
+static oh_status multiply(oh_step *step, oh_gemm product) {
+    product.scratch = oh_step_buffer(step, OH_BUFFER_GEMM_SCRATCH);
+    product.scratch_bytes = step->plan->layout.bytes[OH_BUFFER_GEMM_SCRATCH];
+    return oh_op_gemm(step->plan->context, step->queue, &product, step->error);
+}
+
+/* Columns [first, first + count) of one tile, by way of f32 columns where products don't come out in its dtype. */
+static oh_status project_columns(oh_step *step, int target, int64_t rows, int64_t first, int64_t count, void *tile) {
+    const oh_plan *plan = step->plan;
+    const oh_formats *f = &plan->formats;
+    const int64_t hidden = target && plan->request.target_hidden ? plan->request.target_hidden : plan->request.hidden;
+    const int32_t operand = target ? f->target_operand : f->draft_operand;
+    const int cast = target ? f->cast_target_tile : f->cast_tile;
+    oh_weight_rows w;
+    oh_status status = weight_rows(step, target, first, count, &w);
+    if (status != OH_OK) return status;
+    const oh_gemm product = {.op = OH_GEMM_NT,
+                             .m = rows,
+                             .n = count,
+                             .k = hidden,
+                             .a = oh_step_buffer(step, target ? OH_BUFFER_TARGET_ROWS : OH_BUFFER_DRAFT_ROWS),
+                             .lda = hidden,
+                             .a_dtype = operand,
+                             .b = w.rows,
+                             .ldb = w.ld,
+                             .b_dtype = operand,
+                             .c = cast ? oh_step_buffer(step, OH_BUFFER_CAST) : tile,
+                             .ldc = cast ? count : plan->layout.tile_ld,
+                             .c_dtype = cast ? OH_F32 : f->tile_dtype};
+    status = multiply(step, product);
+    if (status != OH_OK || !cast) return status;
+    const oh_copy_rows copy = {.rows = rows,
+                               .columns = count,
+                               .src = product.c,
+                               .src_ld = count,
+                               .src_dtype = OH_F32,
+                               .dst = tile,
+                               .dst_ld = plan->layout.tile_ld,
+                               .dst_dtype = f->tile_dtype};
+    return oh_op_copy_rows(plan->context, step->queue, &copy, step->error);
+}
+
+oh_status oh_step_project(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first, int64_t count) {
+    const oh_layout *l = &step->plan->layout;
+    const int64_t element = oh_dtype_size(step->plan->formats.tile_dtype);
+    /* Both tiles a panel of W at a time, so that a panel converted for one serves the other. */
+    for (int64_t done = 0; done < count; done += l->choice.weight_panel) {
+        const int64_t columns = count - done < l->choice.weight_panel ? count - done : l->choice.weight_panel;
+        for (int target = 0; target < 2; ++target) {
+            if (!(target ? stage->project_target : stage->project_draft)) continue;
+            char *tile = oh_step_buffer(step, target ? OH_BUFFER_TARGET_TILE : OH_BUFFER_DRAFT_TILE);
+            const int64_t rows = target ? chunk->target_rows : chunk->compact_rows;
+            const oh_status status = project_columns(step, target, rows, first + done, columns, tile + done * element);
+            if (status != OH_OK) return status;
+        }
+    }
+    return OH_OK;
+}
+
+/* The gradient tile's columns as an operand: itself, or widened to f32. */
+static oh_status grad_operand(oh_step *step, int64_t rows, int64_t at, int64_t columns, const void **operand,
+                              int64_t *ld) {
+    const oh_plan *plan = step->plan;
+    const oh_formats *f = &plan->formats;
+    const int64_t element = oh_dtype_size(f->grad_dtype);
+    const char *tile = oh_step_buffer(step, OH_BUFFER_DRAFT_TILE);
+    *operand = tile + at * element;
+    *ld = plan->layout.tile_ld * oh_dtype_size(f->tile_dtype) / element;
+    if (!f->cast_grad) return OH_OK;
+    const oh_copy_rows copy = {.rows = rows,
+                               .columns = columns,
+                               .src = *operand,
+                               .src_ld = *ld,
+                               .src_dtype = f->grad_dtype,
+                               .dst = oh_step_buffer(step, OH_BUFFER_CAST),
+                               .dst_ld = columns,
+                               .dst_dtype = f->draft_operand};
+    *operand = copy.dst;
+    *ld = columns;
+    return oh_op_copy_rows(plan->context, step->queue, &copy, step->error);
+}
+
+oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first,
+                                int64_t count) {
+    const oh_plan *plan = step->plan;
+    const oh_request *r = &plan->request;
+    const int32_t dtype = plan->formats.draft_operand;
+    const int64_t head_ld = step->out->lm_head_grad_ld ? step->out->lm_head_grad_ld : r->hidden;
+    for (int64_t done = 0; done < count; done += plan->layout.choice.weight_panel) {
+        const int64_t left = count - done;
+        const int64_t columns = left < plan->layout.choice.weight_panel ? left : plan->layout.choice.weight_panel;
+        const void *dz;
+        int64_t ld;
+        oh_status status = grad_operand(step, chunk->compact_rows, done, columns, &dz, &ld);
+        if (status != OH_OK) return status;
+        if (stage->grad) {
+            oh_weight_rows w;
+            status = weight_rows(step, 0, first + done, columns, &w);
+            if (status != OH_OK) return status;
+            const oh_gemm product = {.op = OH_GEMM_NN,
+                                     .accumulate = first + done > 0,
+                                     .m = chunk->compact_rows,
+                                     .n = r->hidden,
+                                     .k = columns,
+                                     .a = dz,
+                                     .lda = ld,
+                                     .a_dtype = dtype,
+                                     .b = w.rows,
+                                     .ldb = w.ld,
+                                     .b_dtype = dtype,
+                                     .c = oh_step_buffer(step, OH_BUFFER_GRAD_ROWS),
+                                     .ldc = r->hidden,
+                                     .c_dtype = OH_F32};
+            status = multiply(step, product);
+            if (status != OH_OK) return status;
+        }
+        if (!stage->head_grad) continue;
+        const oh_gemm product = {.op = OH_GEMM_TN,
+                                 .accumulate = step->chunks_with_rows > 0,
+                                 .m = columns,
+                                 .n = r->hidden,
+                                 .k = chunk->compact_rows,
+                                 .a = dz,
+                                 .lda = ld,
+                                 .a_dtype = dtype,
+                                 .b = oh_step_buffer(step, OH_BUFFER_SCALED_ROWS),
+                                 .ldb = r->hidden,
+                                 .b_dtype = dtype,
+                                 .c = step->out->lm_head_grad + (first + done) * head_ld,
+                                 .ldc = head_ld,
+                                 .c_dtype = OH_F32};
+        status = multiply(step, product);
+        if (status != OH_OK) return status;
+    }
+    return OH_OK;
+}
+
+oh_status oh_step_clear_head_grad(oh_step *step) {
+    const oh_request *r = &step->plan->request;
+    const int64_t ld = step->out->lm_head_grad_ld ? step->out->lm_head_grad_ld : r->hidden;
+    const int64_t first = step->chunks_with_rows > 0 ? r->vocab_valid : 0;
+    if (first == r->vocab) return OH_OK;
+    /* A product over nothing writes zeros, row by row at any stride. */
+    const oh_gemm zeros = {.op = OH_GEMM_NN,
+                           .m = r->vocab - first,
+                           .n = r->hidden,
+                           .a = step->out->lm_head_grad,
+                           .lda = 1,
+                           .b = step->out->lm_head_grad,
+                           .ldb = r->hidden,
+                           .c = step->out->lm_head_grad + first * ld,
+                           .ldc = ld};
+    return oh_op_gemm(step->plan->context, step->queue, &zeros, step->error);
+}

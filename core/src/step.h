@@ -1,0 +1,47 @@
+/* step.h - one run of a plan while it is being enqueued. */
+#ifndef ONEHEAD_CORE_STEP_H
+#define ONEHEAD_CORE_STEP_H
+
+#include "plan.h"
+
+typedef struct oh_step {
+    oh_plan *plan;
+    const oh_inputs *in;
+    const oh_outputs *out;
+    oh_queue *queue;
+    oh_error *error;
+    char *workspace;
+    double scale;             /* of row_scale: upstream / N, or upstream where N is late */
+    int late;                 /* gradients lack 1 / N until the closing pass */
+    int64_t chunks_with_rows; /* finished so far: whether dW is written or added to */
+    /* Which rows of which weight OH_BUFFER_WEIGHT_PANEL holds; count 0: none. */
+    int32_t panel_target;
+    int64_t panel_first, panel_count;
+} oh_step;
+
+/* Rows [first, first + count) of a weight in the operand dtype, on the device. */
+typedef struct oh_weight_rows {
+    const void *rows;
+    int64_t ld;
+} oh_weight_rows;
+
+void *oh_step_buffer(const oh_step *step, oh_buffer buffer);
+/* Device address of a selection array's element. */
+void *oh_step_selection(const oh_step *step, oh_selection_array array, int64_t index);
+
+/* project.c: products with the vocabulary. Converts what plan keeps converted, once. */
+oh_status oh_step_convert_weights(oh_step *step);
+/* Gathers a chunk's rows of D and G into operand dtypes. */
+oh_status oh_step_gather(oh_step *step, const oh_chunk *chunk);
+/* Columns [first, first + count) of the chunk's tiles. */
+oh_status oh_step_project(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first, int64_t count);
+/* dD of the chunk's compact rows += dz W and dW += dz^T D over columns [first, first + count); the first panel writes. */
+oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first,
+                                int64_t count);
+/* Writes zeros to rows of dW that no product wrote. */
+oh_status oh_step_clear_head_grad(oh_step *step);
+
+/* D of the chunk's compact rows times row_scale, for dW. */
+oh_status oh_step_scale_rows(oh_step *step, const oh_chunk *chunk);
+
+#endif
