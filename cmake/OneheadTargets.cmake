@@ -9,7 +9,13 @@ set(CMAKE_C_STANDARD 17)
 set(CMAKE_C_STANDARD_REQUIRED ON)
 set(CMAKE_C_EXTENSIONS OFF)
 set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+# CMake pads the run paths of the build tree with colons, to edit them in place when installing; the empty element that
+# this makes means "the working directory" to the dynamic linker. Linking again when installing needs no padding.
+set(CMAKE_NO_BUILTIN_CHRPATH ON)
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
@@ -17,13 +23,12 @@ find_package(PkgConfig REQUIRED)
 
 add_library(onehead_build INTERFACE)
 target_compile_definitions(onehead_build INTERFACE
-    _GNU_SOURCE=
+    $<$<COMPILE_LANGUAGE:C>:_GNU_SOURCE=>
     ONEHEAD_VERSION="${PROJECT_VERSION}"
     ONEHEAD_SANITIZER="${ONEHEAD_SANITIZE}")
 # Contraction would let each compiler choose where an fma goes, and with it the last bit of a result.
-target_compile_options(onehead_build INTERFACE
-    -fno-math-errno -ffp-contract=off -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wvla
-    $<$<BOOL:${ONEHEAD_WERROR}>:-Werror>)
+set(warnings -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wvla $<$<BOOL:${ONEHEAD_WERROR}>:-Werror>)
+target_compile_options(onehead_build INTERFACE $<$<COMPILE_LANGUAGE:C>:-fno-math-errno;-ffp-contract=off;${warnings}>)
 
 if(ONEHEAD_SANITIZE STREQUAL "address")
     set(sanitize -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
@@ -32,10 +37,10 @@ elseif(ONEHEAD_SANITIZE STREQUAL "thread")
 elseif(NOT ONEHEAD_SANITIZE STREQUAL "")
     message(FATAL_ERROR "ONEHEAD_SANITIZE is '${ONEHEAD_SANITIZE}'; expected empty, address or thread")
 endif()
-target_compile_options(onehead_build INTERFACE ${sanitize})
+target_compile_options(onehead_build INTERFACE $<$<COMPILE_LANGUAGE:C>:${sanitize}>)
 target_link_options(onehead_build INTERFACE ${sanitize})
 if(ONEHEAD_COVERAGE)
-    target_compile_options(onehead_build INTERFACE --coverage -fprofile-update=atomic)
+    target_compile_options(onehead_build INTERFACE $<$<COMPILE_LANGUAGE:C>:--coverage;-fprofile-update=atomic>)
     target_link_options(onehead_build INTERFACE --coverage)
 endif()
 

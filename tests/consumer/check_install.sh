@@ -35,6 +35,12 @@ declared=$(sed -n 's/^OH_API .*[ *]\(oh_[a-z0-9_]*\)(.*/\1/p' "$prefix"/include/
 [[ $(exported "$lib/libonehead.so" | sort) == "$declared" ]] ||
     fail "exports and OH_API declarations differ: $(diff <(exported "$lib/libonehead.so" | sort) <(echo "$declared"))"
 
+for file in "$prefix/bin/onehead" "$lib/libonehead.so" "$backends"/onehead-*.so "$build"/bin/* "$build"/backends/*.so; do
+    runpath=$(readelf -d "$file" 2>/dev/null | sed -n 's/.*(R\(UN\)\?PATH).*\[\(.*\)\]/\2/p')
+    [[ :$runpath: == :: || :$runpath: != *::* ]] || fail "$file looks for libraries in the working directory: $runpath"
+    [[ $file != "$prefix"/* || $runpath != *"$build"* ]] || fail "$file looks for libraries in the build tree: $runpath"
+done
+
 mode=$(stat -c %a "$backends")
 [[ $mode == 755 ]] || fail "$backends has mode $mode, expected 755"
 for plugin in "$backends"/onehead-*.so; do
