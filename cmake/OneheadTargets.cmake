@@ -13,9 +13,14 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 
-# CMake pads the run paths of the build tree with colons, to edit them in place when installing; the empty element that
-# this makes means "the working directory" to the dynamic linker. Linking again when installing needs no padding.
-set(CMAKE_NO_BUILTIN_CHRPATH ON)
+# Installed targets have one run path, in the build tree too: CMake would pad the build tree's with colons, to edit it in
+# place when installing, and the empty element that this makes means "the working directory" to the dynamic linker. So
+# folders of the build tree lie to each other as the installed ones do.
+file(RELATIVE_PATH ONEHEAD_BIN_TO_LIB "${CMAKE_INSTALL_FULL_BINDIR}" "${CMAKE_INSTALL_FULL_LIBDIR}")
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+cmake_path(APPEND CMAKE_RUNTIME_OUTPUT_DIRECTORY "${ONEHEAD_BIN_TO_LIB}" OUTPUT_VARIABLE CMAKE_LIBRARY_OUTPUT_DIRECTORY)
+cmake_path(NORMAL_PATH CMAKE_LIBRARY_OUTPUT_DIRECTORY)
+set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY "${CMAKE_LIBRARY_OUTPUT_DIRECTORY}")
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
@@ -105,6 +110,7 @@ function(onehead_add_plugin target)
         "LINKER:--version-script=${map}" LINKER:-Bsymbolic-functions ${ONEHEAD_LINK_DEFS})
     add_custom_command(TARGET ${target} POST_BUILD COMMAND chmod go-w "$<TARGET_FILE:${target}>" VERBATIM)
     if(arg_INSTALL)
+        set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON)
         install(TARGETS ${target} LIBRARY DESTINATION "${ONEHEAD_INSTALL_BACKEND_DIR}"
             PERMISSIONS OWNER_READ OWNER_WRITE GROUP_READ WORLD_READ)
     endif()
