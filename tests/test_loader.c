@@ -103,6 +103,8 @@ static int make_root(void **state) {
     if (resolved == NULL) return -1;
     snprintf(root, sizeof root, "%s", resolved);
     free(resolved);
+    remove_tree(PLANTED_INSTALLED_DIR); /* of a run that died */
+    remove_tree(PLANTED_BUILT_DIR);
     return chmod(root, 0755);
 }
 
