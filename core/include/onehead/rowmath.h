@@ -132,6 +132,7 @@ typedef struct oh_row_result {
 #define OH_FINISH_METRICS (1u << 3)    /* slots, entropy, top-1, alpha, tau; row_label_out, argmax_out, rank_out */
 #define OH_FINISH_TOP_K (1u << 4)      /* hits and streaks of the K in top_k_mask */
 #define OH_FINISH_TOP_K_ROWS (1u << 5) /* topk_id_out, topk_logprob_out */
+#define OH_FINISH_PARTS 0x3fu
 
 /* One chunk's rows. Arrays are on the device. A chunk's rows are whole blocks; the supervised ones are numbered
  * 0..compact_rows-1 in row order ("compact rows"), as the tiles are. */

@@ -28,13 +28,15 @@ static int terms_valid(const oh_row_finish *f) {
 }
 
 static int finish_valid(const oh_row_finish *f) {
-    const uint32_t parts = OH_FINISH_LOSS | OH_FINISH_METRICS | OH_FINISH_TOP_K | OH_FINISH_TOP_K_ROWS | OH_FINISH_COEF;
-    if (!objective_valid(&f->objective) || f->parts & ~parts || f->rows < 0 || f->rows % f->objective.block_size != 0)
+    const uint32_t parts =
+        OH_FINISH_COUNTS | OH_FINISH_LOSS | OH_FINISH_COEF | OH_FINISH_METRICS | OH_FINISH_TOP_K | OH_FINISH_TOP_K_ROWS;
+    if (!objective_valid(&f->objective) || f->parts & ~OH_FINISH_PARTS || f->rows < 0 ||
+        f->rows % f->objective.block_size != 0)
         return 0;
     if (f->compact_rows < 0 || f->compact_rows > f->rows) return 0;
     if (f->rows == 0) return 1;
     if (!f->compact || !f->partial || !f->sums) return 0;
-    if (f->parts & (OH_FINISH_LOSS | OH_FINISH_COEF) && !f->mask) return 0;
+    if (f->parts & (OH_FINISH_COUNTS | OH_FINISH_LOSS | OH_FINISH_COEF) && !f->mask) return 0;
     if (f->compact_rows == 0) return 1;
     if (!f->stats || !f->results || (f->parts & OH_FINISH_COEF && (!f->coef || !f->row_scale))) return 0;
     return top_k_valid(f) && terms_valid(f);
