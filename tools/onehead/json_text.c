@@ -1,0 +1,19 @@
+#include "json_text.h"
+
+#include "error_line.h"
+
+#include <math.h>
+#include <stdio.h>
+
+json_t *json_number(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+oh_status json_print(json_t *root, oh_error *error) {
+    if (root == NULL) return error_line(error, OH_OUT_OF_MEMORY, "JSON", "out of memory");
+    const int failed = json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    json_decref(root);
+    if (failed) return error_line(error, OH_IO, "standard output", "can't write the JSON");
+    putchar('\n');
+    return OH_OK;
+}

@@ -1,0 +1,68 @@
+/* options.h - every option of the subcommands: one table says its name, meaning, default, range and place. */
+#ifndef ONEHEAD_TOOL_OPTIONS_H
+#define ONEHEAD_TOOL_OPTIONS_H
+
+#include <onehead/onehead.h>
+
+#include <stdbool.h>
+
+typedef enum metrics_level {
+    METRICS_ALL,      /* what one and two reads of the tiles give */
+    METRICS_ONE_READ, /* no alpha and tau */
+    METRICS_NONE,
+} metrics_level;
+
+typedef struct options {
+    /* Input. */
+    const char *input; /* BATCH, or the backend that `backends` is asked for; NULL: none given */
+    const char *lm_head;
+    int64_t shape_rows, shape_target_rows, shape_hidden, shape_vocab; /* of `plan`; 0: not given, -1 for target rows */
+    int32_t shape_dtype;
+
+    /* The step: objective, policy, chunk, memory, tile, gradient dtype, valid columns. Shape and input dtypes are the
+     * batch's, and are filled in by batch_request. */
+    oh_request request;
+    double scale, softcap;
+    bool terms_given, labels_given; /* else their defaults depend on whether there is a target */
+    int32_t metrics;                /* metrics_level */
+    bool head_grad;
+
+    /* Where. */
+    const char *backend;
+    int64_t device, threads;
+
+    /* Output. */
+    const char *grad_file, *rows_file, *dot_file;
+    bool json;
+
+    /* Check and backends. */
+    const char *golden, *against;
+    bool probe;
+    bool help;
+} options;
+
+/* Subcommands, as bits. */
+enum { OPTIONS_RUN = 1, OPTIONS_PLAN = 2, OPTIONS_CHECK = 4, OPTIONS_BACKENDS = 8 };
+
+/* What a subcommand takes and says of itself. */
+typedef struct options_command {
+    unsigned bit;
+    const char *name;
+    const char *synopsis; /* after "onehead NAME" */
+    const char *about;    /* paragraphs between synopsis and options */
+    const char *input;    /* what a positional argument is; NULL: none is taken */
+} options_command;
+
+/* Sets the defaults. */
+void options_init(options *o);
+
+/* Reads argv[1..argc) into `o`, which keeps what isn't mentioned; strings are those of argv. Stops at --help.
+ * OH_INVALID_ARGUMENT names the option, its value and what was expected. */
+oh_status options_read(options *o, const options_command *command, int argc, char **argv, oh_error *error);
+
+/* Reads the command line; prints help or the error. True when the command shall go on, else *code is its exit code. */
+bool options_begin(options *o, const options_command *command, int argc, char **argv, int *code);
+
+void options_print_help(const options_command *command);
+
+#endif

@@ -1,0 +1,31 @@
+/* plan_report.h - a plan, for programs, for people and for Graphviz. */
+#ifndef ONEHEAD_TOOL_PLAN_REPORT_H
+#define ONEHEAD_TOOL_PLAN_REPORT_H
+
+#include "json_text.h"
+#include "options.h"
+
+enum { PLAN_POLICIES = 3 };
+
+/* One policy at the plan's chunk, however much memory it takes. */
+typedef struct plan_policy {
+    int32_t policy;
+    bool possible;
+    oh_plan_summary summary;
+} plan_policy;
+
+typedef struct plan_report {
+    const oh_request *request;
+    const oh_plan *plan;
+    plan_policy policies[PLAN_POLICIES]; /* naive, recompute, cached */
+} plan_report;
+
+/* NULL when out of memory. */
+json_t *plan_report_json(const plan_report *report);
+
+void plan_report_print(const plan_report *report);
+
+/* Writes the merged graph as a Graphviz file, whole or not at all. */
+oh_status plan_report_dot(const plan_report *report, const char *path, oh_error *error);
+
+#endif

@@ -1,0 +1,119 @@
+#include "format.h"
+#include "plan_report.h"
+#include "run_report.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { NAMES_SIZE = 200 };
+
+static void list_consumers(const oh_plan *plan, uint32_t bits, char *text) {
+    text[0] = '\0';
+    for (int32_t c = 0; c < 32; c++) {
+        const char *const name = oh_plan_consumer_name(plan, c);
+        if (name == NULL) break;
+        const size_t used = strlen(text);
+        if (bits >> c & 1u) snprintf(text + used, NAMES_SIZE - used, "%s%s", used > 0 ? " " : "", name);
+    }
+}
+
+static void list_inputs(const oh_node *node, char *text) {
+    text[0] = '\0';
+    for (int32_t i = 0; i < node->input_count; i++) {
+        const size_t used = strlen(text);
+        snprintf(text + used, NAMES_SIZE - used, "%s%" PRId32, used > 0 ? " " : "", node->inputs[i]);
+    }
+}
+
+static void print_nodes(const oh_plan *plan, int merged) {
+    int64_t count;
+    const oh_node *const nodes = oh_plan_nodes(plan, merged, &count);
+    printf("\n%s: %" PRId64 " nodes a chunk\n", merged ? "After merging" : "Before merging, every consumer on its own",
+           count);
+    printf("%5s %-16s %4s %6s %13s %11s  %-16s %s\n", merged ? "node" : "as", "op", "K", "stage", "work", "memory",
+           "inputs", "for");
+    for (int64_t i = 0; i < count; i++) {
+        const oh_node *const node = &nodes[i];
+        char inputs[NAMES_SIZE], consumers[NAMES_SIZE], k[12] = "";
+        list_inputs(node, inputs);
+        list_consumers(plan, node->consumers, consumers);
+        if (node->k > 0) snprintf(k, sizeof k, "%" PRId32, node->k);
+        printf("%5" PRId64 " %-16s %4s %6" PRId32 " %13s %11s  %-16s %s\n", merged ? i : node->merged,
+               oh_op_name(node->op), k, node->stage, node->flops > 0 ? format_flops(node->flops).text : "",
+               format_bytes((int64_t)node->bytes).text, inputs, consumers);
+    }
+}
+
+static void print_policies(const plan_report *report) {
+    const oh_plan_summary *const chosen = oh_plan_get_summary(report->plan);
+    printf("\nAt a chunk of %s rows, all of them supervised:\n", format_count(chosen->chunk).text);
+    printf("%-11s %20s %20s %12s %14s %12s\n", "policy", "projections / chunk", "projections / step", "GEMMs / step",
+           "work / step", "workspace");
+    for (int i = 0; i < PLAN_POLICIES; i++) {
+        const plan_policy *const p = &report->policies[i];
+        const oh_plan_summary *const s = &p->summary;
+        if (!p->possible) {
+            printf("%-11s %20s\n", policy_name(p->policy), "-");
+            continue;
+        }
+        const int64_t projections = s->projections_draft + s->projections_target;
+        printf("%-11s %20s %20s %12s %14s %12s\n", policy_name(p->policy),
+               format_count(s->chunks > 0 ? projections / s->chunks : 0).text, format_count(projections).text,
+               format_count(s->gemms).text, format_flops(s->flops).text, format_bytes(s->workspace_bytes).text);
+    }
+}
+
+static void print_choice(const plan_report *report) {
+    const oh_request *const r = report->request;
+    const oh_plan_summary *const s = oh_plan_get_summary(report->plan);
+    const int64_t valid = r->vocab_valid > 0 ? r->vocab_valid : r->vocab;
+    const int64_t budget = r->memory > 0 ? r->memory : INT64_C(2) << 30;
+    printf("step        T = %s, S = %s, H = %s, V = %s", format_count(r->rows).text, format_count(r->target_rows).text,
+           format_count(r->hidden).text, format_count(r->vocab).text);
+    if (valid < r->vocab) printf(" (%s valid)", format_count(valid).text);
+    printf("; %s hidden states and weight\n", oh_dtype_name(r->hidden_dtype));
+
+    printf("policy      %s: ", policy_name(s->policy));
+    if (r->policy != OH_POLICY_AUTO)
+        printf("as asked\n");
+    else if (s->policy == OH_POLICY_CACHED)
+        printf("the logits of a chunk fit in %s\n", format_bytes(budget).text);
+    else
+        printf("keeping the logits of a chunk takes %s, the memory is %s\n", format_bytes(s->workspace_cached).text,
+               format_bytes(budget).text);
+
+    printf("chunk       %s rows, %s a step: ", format_count(s->chunk).text, format_count(s->chunks).text);
+    if (r->chunk != 0)
+        printf("as asked\n");
+    else if (s->chunks <= 1)
+        printf("the whole step fits in %s\n", format_bytes(budget).text);
+    else
+        printf("the most that fits in %s\n", format_bytes(budget).text);
+
+    printf("tile        %s, %s\n", tile_name(s->tile), r->tile == OH_TILE_AUTO ? "the default" : "as asked");
+    if (s->panel < valid) {
+        printf("panel       %s of %s columns at a time: no whole tile fits\n", format_count(s->panel).text,
+               format_count(valid).text);
+    }
+    printf("projections %s draft, %s target; %s GEMMs of %s\n", format_count(s->projections_draft).text,
+           format_count(s->projections_target).text, format_count(s->gemms).text, format_flops(s->flops).text);
+}
+
+static void print_buffers(const plan_report *report) {
+    const oh_plan_summary *const s = oh_plan_get_summary(report->plan);
+    int64_t count;
+    const oh_plan_buffer *const buffers = oh_plan_buffers(report->plan, &count);
+    printf("\nWorkspace: %s (%s bytes); converted weights: %s\n", format_bytes(s->workspace_bytes).text,
+           format_count(s->workspace_bytes).text, format_bytes(s->weight_bytes).text);
+    for (int64_t i = 0; i < count; i++)
+        printf("  %-24s %18s\n", buffers[i].name, format_bytes(buffers[i].bytes).text);
+}
+
+void plan_report_print(const plan_report *report) {
+    print_choice(report);
+    print_policies(report);
+    print_nodes(report->plan, 0);
+    print_nodes(report->plan, 1);
+    print_buffers(report);
+}
