@@ -28,8 +28,6 @@ static int terms_valid(const oh_row_finish *f) {
 }
 
 static int finish_valid(const oh_row_finish *f) {
-    const uint32_t parts =
-        OH_FINISH_COUNTS | OH_FINISH_LOSS | OH_FINISH_COEF | OH_FINISH_METRICS | OH_FINISH_TOP_K | OH_FINISH_TOP_K_ROWS;
     if (!objective_valid(&f->objective) || f->parts & ~OH_FINISH_PARTS || f->rows < 0 ||
         f->rows % f->objective.block_size != 0)
         return 0;

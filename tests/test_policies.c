@@ -1,0 +1,193 @@
+/* Policies, chunks and panels are ways to spend memory: none of them is a way to get other numbers. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "step_case.h"
+
+/* The template backend multiplies in f64 and rounds once, whatever the shape, so a logit has the same bits in every
+ * tile; sums over columns are f64 sums of f32 terms in an order that panels change. U = 2^-24 is the unit roundoff. */
+#define U 0x1p-24
+#define FIGURE_BOUND (4 * U)
+#define GRAD_BOUND (16 * U) /* an f32 running sum over panels where one panel has a single rounding */
+
+static const struct {
+    const char *name;
+    int32_t policy;
+    int64_t chunk_blocks; /* 0: as the plan chooses */
+    int64_t memory_kib;   /* 0: unlimited */
+    int panels;           /* the budget is under one tile of that chunk */
+} ways[] = {
+    {"cached, one chunk", OH_POLICY_CACHED, 0, 0, 0},
+    {"cached, chunks", OH_POLICY_CACHED, 2, 0, 0},
+    {"cached, block by block", OH_POLICY_CACHED, 1, 0, 0},
+    {"recompute", OH_POLICY_RECOMPUTE, 0, 0, 0},
+    {"recompute, chunks", OH_POLICY_RECOMPUTE, 3, 0, 0},
+    {"recompute, panels", OH_POLICY_RECOMPUTE, 4, 48, 1},
+    {"recompute, narrow panels", OH_POLICY_RECOMPUTE, 2, 24, 1},
+    {"naive", OH_POLICY_NAIVE, 0, 0, 0},
+    {"naive, chunks", OH_POLICY_NAIVE, 2, 0, 0},
+    {"auto, small budget", OH_POLICY_AUTO, 2, 24, 1},
+};
+
+enum { WAYS = sizeof ways / sizeof ways[0], CACHED = 0, RECOMPUTE = 3, PANELS = 5 };
+
+static void set_way(oh_request *r, int way) {
+    r->policy = ways[way].policy;
+    r->chunk = ways[way].chunk_blocks * r->objective.block_size;
+    r->memory = ways[way].memory_kib ? ways[way].memory_kib << 10 : INT64_C(1) << 40;
+}
+
+static void compare_ways(step_case *c) {
+    oh_context *context = step_context_open();
+    step_output reference;
+    set_way(&c->request, 0);
+    step_run(context, c, &reference);
+    assert_true(reference.results.supervised > 0);
+    for (int way = 1; way < WAYS; ++way) {
+        step_output out;
+        print_message("  %s\n", ways[way].name);
+        set_way(&c->request, way);
+        step_run(context, c, &out);
+        assert_int_equal(out.plan.panel < c->request.vocab, ways[way].panels);
+        step_assert_same(&out, &reference, FIGURE_BOUND, GRAD_BOUND);
+        step_output_close(&out);
+    }
+    step_output_close(&reference);
+    oh_context_close(context);
+}
+
+static void test_every_way_gives_the_same_numbers(void **state) {
+    (void)state;
+    static const char *const terms[] = {"kl=1", "ce=1",
+                                        "ce=0.2,kl=0.3,rkl=0.1,jsd=0.5,tv=0.7,nla=0.05,lk_hybrid=0.4,cap=0.02"};
+    static const char *const decays[] = {"exp:10", "power:0.9", "dpace:0.5"};
+    draws d = draws_open("test_policies", 1);
+    for (int i = 0; i < 3; ++i) {
+        step_case c;
+        step_case_open(&c, &d, 7, 5, 24, 333);
+        oh_objective *o = &c.request.objective;
+        assert_int_equal(oh_objective_set_terms(o, terms[i], NULL), OH_OK);
+        assert_int_equal(oh_objective_set_decay(o, decays[i], NULL), OH_OK);
+        o->labels = i == 1 ? OH_LABELS_GIVEN : OH_LABELS_TARGET;
+        o->gap = i == 2 ? OH_GAP_SKIP : OH_GAP_STOP;
+        compare_ways(&c);
+        step_case_close(&c);
+    }
+}
+
+static void test_every_way_leaves_out_the_same_broken_rows(void **state) {
+    (void)state;
+    draws d = draws_open("test_policies", 2);
+    step_case c;
+    step_case_open(&c, &d, 7, 5, 24, 333);
+    for (int64_t i = 0; i < c.rows; ++i)
+        c.mask[i] = 1;
+    c.draft[9 * 24 + 3] = NAN;                      /* one drafter row */
+    c.target[c.target_row[14] * 24 + 1] = INFINITY; /* one target row, and every draft row that shares it */
+    compare_ways(&c);
+    step_output out;
+    oh_context *context = step_context_open();
+    set_way(&c.request, 0);
+    step_run(context, &c, &out);
+    assert_true(out.results.nonfinite_rows >= 2);
+    assert_int_equal(out.results.first_nonfinite_row, 9);
+    for (int64_t h = 0; h < 24; ++h)
+        assert_true(out.grad[9 * 24 + h] == 0);
+    step_output_close(&out);
+    oh_context_close(context);
+    step_case_close(&c);
+}
+
+/* ------------------------------------------------------------------------------------------------------ logits ---- */
+
+/* Every tile that a plan projects, by stage, as [T's compact rows, V] of its chunk. */
+typedef struct seen_tiles {
+    float *draft[8], *target[8]; /* by stage */
+    int64_t rows, columns;
+} seen_tiles;
+
+static void see(void *user, int64_t chunk, int32_t stage, const oh_tile_view *view) {
+    seen_tiles *seen = user;
+    if (chunk != 0) return;
+    assert_true(stage < 8);
+    for (int64_t i = 0; i < view->rows; ++i)
+        for (int64_t j = 0; j < view->columns; ++j) {
+            const int64_t to = i * seen->columns + view->first_column + j;
+            const int64_t t = view->target_row ? view->target_row[i] : i;
+            if (view->draft) seen->draft[stage][to] = ((const float *)view->draft)[i * view->draft_ld + j];
+            if (view->target) seen->target[stage][to] = ((const float *)view->target)[t * view->target_ld + j];
+        }
+    seen->rows = view->rows;
+}
+
+static void collect(oh_context *context, step_case *c, seen_tiles *seen) {
+    oh_plan *plan = NULL;
+    oh_error error = {OH_OK, ""};
+    step_output out;
+    memset(seen, 0, sizeof *seen);
+    seen->columns = c->request.vocab;
+    for (int i = 0; i < 8; ++i) {
+        seen->draft[i] = calloc((size_t)(c->rows * c->request.vocab), sizeof(float));
+        seen->target[i] = calloc((size_t)(c->rows * c->request.vocab), sizeof(float));
+        assert_true(seen->draft[i] && seen->target[i]);
+    }
+    step_output_open(&out, c);
+    const oh_inputs inputs = step_case_inputs(c);
+    const oh_outputs outputs = step_outputs(&out, &c->request);
+    if (oh_plan_create(context, &c->request, &plan, &error) != OH_OK) fail_msg("%s", error.message);
+    oh_plan_observe(plan, see, seen);
+    if (oh_plan_run(plan, &inputs, &outputs, &error) != OH_OK) fail_msg("%s", error.message);
+    oh_plan_destroy(plan);
+    step_output_close(&out);
+}
+
+static void release(seen_tiles *seen) {
+    for (int i = 0; i < 8; ++i) {
+        free(seen->draft[i]);
+        free(seen->target[i]);
+    }
+}
+
+static void test_cached_and_recomputed_logits_are_the_same_bits(void **state) {
+    (void)state;
+    draws d = draws_open("test_policies", 3);
+    step_case c;
+    seen_tiles cached, again, panels;
+    step_case_open(&c, &d, 4, 5, 24, 333);
+    oh_context *context = step_context_open();
+    set_way(&c.request, CACHED);
+    collect(context, &c, &cached);
+    set_way(&c.request, RECOMPUTE);
+    collect(context, &c, &again);
+    set_way(&c.request, PANELS);
+    collect(context, &c, &panels);
+    const size_t bytes = (size_t)(cached.rows * cached.columns) * sizeof(float);
+    assert_true(cached.rows > 0 && cached.draft[0][0] != 0);
+    const int backward = 2; /* stages of recompute: first read, (second read in panels), backward */
+    assert_memory_equal(again.draft[0], cached.draft[0], bytes);
+    assert_memory_equal(again.target[0], cached.target[0], bytes);
+    assert_memory_equal(again.draft[backward], cached.draft[0], bytes);
+    assert_memory_equal(again.target[backward], cached.target[0], bytes);
+    for (int stage = 0; stage < 3; ++stage) {
+        assert_memory_equal(panels.draft[stage], cached.draft[0], bytes);
+        assert_memory_equal(panels.target[stage], cached.target[0], bytes);
+    }
+    release(&cached);
+    release(&again);
+    release(&panels);
+    oh_context_close(context);
+    step_case_close(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_way_gives_the_same_numbers),
+        cmocka_unit_test(test_every_way_leaves_out_the_same_broken_rows),
+        cmocka_unit_test(test_cached_and_recomputed_logits_are_the_same_bits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
