@@ -47,11 +47,10 @@ static inline oh_real oh_softmax_log_ratio(const oh_softmax *s, oh_real z, oh_re
     return (oh_real)(((double)t - (double)z) - s->ratio);
 }
 
-/* log m - log p = log((1 + exp(ratio)) / 2), m = (p + q) / 2: exactly 0 at 0, -log 2 at -inf. Probabilities that
- * underflow keep their logarithms. */
-static inline oh_real oh_softmax_log_mixture(oh_real ratio) {
-    if (ratio > 0) return ratio + OH_REAL_LOG1P(OH_REAL_EXPM1(-ratio) / 2);
-    return OH_REAL_LOG1P(OH_REAL_EXPM1(ratio) / 2);
+/* log m less the logarithm of the larger of p and q, m = (p + q) / 2: log((1 + exp(-|ratio|)) / 2), exactly 0 at 0 and
+ * -log 2 at an infinite ratio. Probabilities that underflow keep their logarithms. */
+static inline oh_real oh_softmax_mixture(oh_real ratio) {
+    return OH_REAL_LOG1P(OH_REAL_EXPM1(ratio > 0 ? -ratio : ratio) / 2);
 }
 
 #endif

@@ -16,7 +16,7 @@ static oh_real log_terms(const oh_row_coef *c, const oh_softmax *s, uint32_t for
         const oh_real ratio = oh_softmax_log_ratio(s, z, t);
         /* A finite row has c2 = 0 where q = 0 < p. */
         if (form & OH_FORM_LOG_Q && ratio > -INFINITY) sum += c->c2 * ratio;
-        if (form & OH_FORM_LOG_M) sum += c->c3 * oh_softmax_log_mixture(ratio);
+        if (form & OH_FORM_LOG_M) sum += c->c3 * ((ratio > 0 ? ratio : 0) + oh_softmax_mixture(ratio));
     }
     return sum;
 }

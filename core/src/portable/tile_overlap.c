@@ -25,17 +25,17 @@ static void add_overlap(const oh_softmax *s, const oh_real *z, const oh_real *t,
     }
 }
 
-/* With g = log m - log p and r = log q - log p: p (log p - log m) = -p g and q (log q - log m) = q (r - g). Where one
- * of the two is 0, m is half of the other. */
+/* With r = log q - log p and g = log m less the larger logarithm: the larger's log less log m is -g, the smaller's
+ * -|r| - g. Where one of the two is 0, m is half of the other. */
 static void add_mixture(const oh_softmax *s, const oh_real *z, const oh_real *t, int64_t count, oh_row_overlap *v) {
     const double log_2 = 0.69314718055994530942;
     double of_p = 0, of_q = 0;
     for (int64_t j = 0; j < count; ++j) {
         const double p = (double)oh_softmax_p(s, z[j]), q = (double)oh_softmax_q(s, t[j]);
         if (z[j] > -INFINITY && t[j] > -INFINITY) {
-            const oh_real r = oh_softmax_log_ratio(s, z[j], t[j]), g = oh_softmax_log_mixture(r);
-            of_p -= p * (double)g;
-            of_q += q * (double)(r - g);
+            const oh_real r = oh_softmax_log_ratio(s, z[j], t[j]), g = oh_softmax_mixture(r);
+            of_p -= p * (double)(r > 0 ? r + g : g);
+            of_q -= q * (double)(r > 0 ? g : g - r);
         } else {
             of_p += p * log_2;
             of_q += q * log_2;
