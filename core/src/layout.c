@@ -13,6 +13,7 @@
  * chunks that project twice are the faster way to spend the same memory. */
 #define USEFUL_CHUNK 64
 #define USEFUL_PANEL 1024
+#define SMALLEST_PANEL 64
 /* Converting W in pieces of this size keeps a piece in a cache near the cores that convert and multiply it. */
 #define WEIGHT_PANEL_BYTES (INT64_C(32) << 20)
 #define CAST_PANEL_COLUMNS 8192
@@ -147,7 +148,7 @@ static int fits_whole(oh_layout *layout, const oh_layout_input *input, int32_t p
     return 0;
 }
 
-/* The widest panel that fits `chunk` rows; 0 where not even one column does. Converted pieces of W are panels then. */
+/* The widest panel that fits `chunk` rows, 0 where none is worth a product. Converted pieces of W are panels then. */
 static int64_t widest_panel(oh_layout *layout, const oh_layout_input *input, int64_t chunk, int64_t budget) {
     int64_t low = 0, high = input->request->vocab_valid;
     while (low < high) {
@@ -159,7 +160,7 @@ static int64_t widest_panel(oh_layout *layout, const oh_layout_input *input, int
         else
             high = middle - 1;
     }
-    if (low >= 64 && low < input->request->vocab_valid) low = low / 64 * 64;
+    if (low < input->request->vocab_valid) low = low / SMALLEST_PANEL * SMALLEST_PANEL;
     const oh_layout_choice choice = {OH_POLICY_RECOMPUTE, chunk, low, low, 0};
     oh_layout_compute(layout, input, &choice);
     return low;
@@ -173,9 +174,9 @@ static int64_t smaller_chunk(int64_t chunk, int64_t block) {
 
 static oh_status too_small(const oh_layout_input *input, int32_t policy, int64_t chunk, int64_t budget,
                            oh_error *error) {
-    const int64_t panel =
-        policy == OH_POLICY_RECOMPUTE ? min64(64, input->request->vocab_valid) : input->request->vocab_valid;
-    const oh_layout_choice choice = {policy, chunk, panel, min64(64, panel), 0};
+    const int64_t panel = policy == OH_POLICY_RECOMPUTE ? min64(SMALLEST_PANEL, input->request->vocab_valid)
+                                                        : input->request->vocab_valid;
+    const oh_layout_choice choice = {policy, chunk, panel, min64(SMALLEST_PANEL, panel), 0};
     oh_layout layout;
     oh_layout_compute(&layout, input, &choice);
     static const char *const names[] = {"auto", "cached", "recompute", "naive"};
