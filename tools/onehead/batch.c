@@ -216,7 +216,10 @@ oh_status batch_open(batch *b, const char *path, const char *lm_head, oh_error *
         status = st_parse(&b->file, onehead_sample_begin, size, b->name, error);
     }
     if (status == OH_OK) status = take_tensors(b, lm_head, error);
-    if (status != OH_OK) batch_close(b);
+    if (status == OH_OK) return OH_OK;
+    batch_close(b);
+    /* A file that can't be read is bad input: OH_IO is left to what can't be written. */
+    if (status == OH_IO) status = error->status = OH_BAD_DATA;
     return status;
 }
 

@@ -43,8 +43,8 @@ typedef struct batch {
 } batch;
 
 /* Opens the file (NULL: the built-in sample) and, unless NULL, the weight that --lm-head names, and checks ranks,
- * dtypes and sizes. On failure the record is zeroed. Errors: OH_BAD_DATA, naming file, tensor, value and expectation;
- * OH_IO; OH_OUT_OF_MEMORY. */
+ * dtypes and sizes. On failure the record is zeroed. Errors: OH_BAD_DATA, also for a file that can't be read, naming
+ * file, tensor, value and expectation; OH_OUT_OF_MEMORY. */
 oh_status batch_open(batch *b, const char *path, const char *lm_head, oh_error *error);
 
 /* A zeroed record is fine. */

@@ -11,15 +11,15 @@
 
 enum { FIXED_FIGURES = 32 };
 
-double weight_row_norm(const batch_matrix *weight) {
-    const float *const wide = weight->data;
-    const uint16_t *const narrow = weight->data;
+double largest_row_norm(const batch_matrix *matrix) {
+    const float *const wide = matrix->data;
+    const uint16_t *const narrow = matrix->data;
     double most = 0;
-    for (int64_t row = 0; row < weight->rows; row++) {
+    for (int64_t row = 0; row < matrix->rows; row++) {
         double sum = 0;
-        for (int64_t i = row * weight->columns; i < (row + 1) * weight->columns; i++) {
-            const float value = weight->dtype == OH_F32    ? wide[i]
-                                : weight->dtype == OH_BF16 ? bf16_value(narrow[i])
+        for (int64_t i = row * matrix->columns; i < (row + 1) * matrix->columns; i++) {
+            const float value = matrix->dtype == OH_F32    ? wide[i]
+                                : matrix->dtype == OH_BF16 ? bf16_value(narrow[i])
                                                            : f16_value(narrow[i]);
             sum += (double)value * (double)value;
         }
@@ -28,7 +28,7 @@ double weight_row_norm(const batch_matrix *weight) {
     return sqrt(most);
 }
 
-check_scale check_scale_of(const oh_request *request, const step_result *result, double weight_norm) {
+check_scale check_scale_of(const oh_request *request, const step_result *result, const check_norms *norms) {
     const oh_objective *const o = &request->objective;
     const uint32_t steps = OH_TERM_BIT(OH_TERM_TV) | OH_TERM_BIT(OH_TERM_NLA) | OH_TERM_BIT(OH_TERM_LK_HYBRID);
     const int32_t tile = result->plan.tile;
@@ -38,7 +38,11 @@ check_scale check_scale_of(const oh_request *request, const step_result *result,
     if (tile == OH_TILE_F16 || tile == OH_TILE_DIFF) s.rounding = 0x1p-11 / 0x1p-24;
     for (int32_t term = 0; term < OH_TERM_COUNT; term++)
         s.factors += fabs(o->lambda[term]);
-    if (n > 0) s.row_unit = fabs(o->upstream) / n * s.factors * fabs((double)request->scale) * weight_norm;
+    if (n > 0) {
+        const double logit_unit = fabs(o->upstream) / n * s.factors * fabs((double)request->scale);
+        s.row_unit = logit_unit * norms->weight;
+        s.head_unit = logit_unit * norms->hidden * result->figures.weight_sum;
+    }
     if (o->terms & steps) s.step_rows = 1 + result->figures.supervised / 1000;
     return s;
 }

@@ -44,15 +44,20 @@ typedef struct check_scale {
     double rounding;   /* of the tile's, in units of 2^-24 */
     double factors;    /* sum |lambda| */
     double row_unit;   /* s_r / w_r */
+    double head_unit;  /* s of the head's gradient: sum of w_r s' with |D_r| in the place of |W_v| */
     bool exact;        /* decisions must be equal */
     int64_t step_rows; /* rows that may be moved by [p <= q] */
 } check_scale;
 
-/* max_v |W_v| of a weight, in the 2-norm; non-finite rows are left out. */
-double weight_row_norm(const batch_matrix *weight);
+/* The largest 2-norm of a matrix's rows; rows that are not finite are left out. */
+double largest_row_norm(const batch_matrix *matrix);
 
-/* `tile` is what the plan chose; weight_norm is weight_row_norm's. */
-check_scale check_scale_of(const oh_request *request, const step_result *result, double weight_norm);
+/* What bounds a batch's figures, besides the request and its result. */
+typedef struct check_norms {
+    double weight, hidden; /* largest_row_norm of lm_head and draft_hidden */
+} check_norms;
+
+check_scale check_scale_of(const oh_request *request, const step_result *result, const check_norms *norms);
 
 /* Owned by the caller: free(list.figures). */
 oh_status figures_collect(figure_list *list, const oh_request *request, const step_result *result,

@@ -19,6 +19,7 @@ typedef struct command {
 static const command commands[] = {
     {"run", "one step on a batch: loss, gradient, accuracy, streaks, top-K", cmd_run},
     {"plan", "what a step of a given shape would run, without a device", cmd_plan},
+    {"check", "policies and backends against each other and against golden values", cmd_check},
     {"backends", "backends that can be found, and their devices", cmd_backends},
 };
 
