@@ -74,6 +74,12 @@ static void test_consumers_alone_are_the_naive_trainer(void **state) {
         oh_plan *plan = describe(&request);
         assert_int_equal(count_projections(plan, 0), 8);
         oh_plan_destroy(plan);
+        /* Top-1 is the accuracy that metrics read anyway: no consumer of its own. */
+        oh_request with_top_1 = request;
+        assert_int_equal(oh_objective_set_top_k(&with_top_1.objective, "1,4,8", NULL), OH_OK);
+        plan = describe(&with_top_1);
+        assert_int_equal(count_projections(plan, 0), 8);
+        oh_plan_destroy(plan);
     }
 }
 

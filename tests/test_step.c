@@ -294,6 +294,25 @@ static void test_strides_longer_than_the_row(void **state) {
     oh_context_close(context);
 }
 
+static void test_a_list_of_one_is_the_argmax(void **state) {
+    (void)state;
+    draws d = draws_open("test_step", 1);
+    step_case c;
+    step_output out;
+    oh_context *context = step_context_open();
+    open_small(&c, &d);
+    assert_int_equal(oh_objective_set_top_k(&c.request.objective, "1", NULL), OH_OK);
+    step_run(context, &c, &out);
+    assert_true(out.results.supervised > 0);
+    for (int64_t i = 0; i < c.rows; ++i) {
+        assert_int_equal(out.topk_id[i], out.argmax[i]);
+        assert_true(out.argmax[i] < 0 ? out.topk_logprob[i] == 0 : out.topk_logprob[i] < 0);
+    }
+    step_output_close(&out);
+    step_case_close(&c);
+    oh_context_close(context);
+}
+
 /* Reads of the tiles are counted, not believed: one for the statistics of these, one read-write for the gradient, and
  * one more for what needs the complete sums of the first. */
 static int64_t reads_of(const char *terms, uint32_t produce) {
@@ -436,6 +455,7 @@ int main(void) {
         cmocka_unit_test(test_a_dirty_workspace_changes_no_bit),
         cmocka_unit_test(test_inputs_are_left_as_they_were),
         cmocka_unit_test(test_strides_longer_than_the_row),
+        cmocka_unit_test(test_a_list_of_one_is_the_argmax),
         cmocka_unit_test(test_a_second_read_only_where_something_needs_it),
         cmocka_unit_test(test_bad_requests_are_refused_by_name),
         cmocka_unit_test(test_bad_inputs_are_refused_before_anything_runs),

@@ -132,6 +132,16 @@ static int32_t build_loss(oh_graph *graph, const oh_graph_spec *spec) {
     return label;
 }
 
+/* Hits and streaks at K, and what a DDTree builder takes: the list, with the sum that makes log-probabilities of it. */
+static void add_top_k_metrics(oh_consumer *c, int32_t k, int32_t label) {
+    /* The argmax is a list of one, unless the list itself is what the caller takes away. */
+    const oh_objective *o = &c->spec->objective;
+    const int listed = k > 1 || (c->spec->produce & OH_PRODUCE_TOP_K_ROWS && o->top_k[o->top_k_count - 1] == 1);
+    const int32_t list = read_tile(c, listed ? OH_OP_TOP_K : OH_OP_ARGMAX_DRAFT, listed ? k : 0, 1, 0);
+    const int32_t in[3] = {list, read_tile(c, OH_OP_LSE_DRAFT, 0, 1, 0), label};
+    add(c, OH_OP_TOP_K_METRICS, k, stage_of(c->spec, c->index, PHASE_FIRST_READ), in, 3);
+}
+
 static int32_t build_metrics(oh_graph *graph, const oh_graph_spec *spec) {
     oh_consumer c = begin(graph, spec, "metrics", 0);
     const int rank = (spec->produce & OH_PRODUCE_ROWS) != 0, overlap = (spec->produce & OH_PRODUCE_OVERLAP) != 0;
@@ -146,15 +156,15 @@ static int32_t build_metrics(oh_graph *graph, const oh_graph_spec *spec) {
     if (rank) in[n++] = read_again(&c, OH_OP_RANK, 0, lse_draft, NO_NODE, label);
     const int phase = rank || overlap ? PHASE_SECOND_READ : PHASE_FIRST_READ;
     add(&c, OH_OP_METRICS, 0, stage_of(spec, c.index, phase), in, n);
+    /* K = 1 is the accuracy that metrics read anyway. */
+    if (spec->produce & OH_PRODUCE_TOP_K && spec->objective.top_k_count > 0 && spec->objective.top_k[0] == 1)
+        add_top_k_metrics(&c, 1, label);
     return label;
 }
 
 static void build_top_k(oh_graph *graph, const oh_graph_spec *spec, int32_t k, int32_t label) {
     oh_consumer c = begin(graph, spec, "topk", k);
-    if (label == NO_NODE) label = label_node(&c); /* nobody before it needed y */
-    const int32_t in[3] = {read_tile(&c, k == 1 ? OH_OP_ARGMAX_DRAFT : OH_OP_TOP_K, k == 1 ? 0 : k, 1, 0),
-                           read_tile(&c, OH_OP_LSE_DRAFT, 0, 1, 0), label};
-    add(&c, OH_OP_TOP_K_METRICS, k, stage_of(spec, c.index, PHASE_FIRST_READ), in, 3);
+    add_top_k_metrics(&c, k, label == NO_NODE ? label_node(&c) : label);
 }
 
 void oh_graph_build(oh_graph *graph, const oh_graph_spec *spec) {
@@ -164,7 +174,8 @@ void oh_graph_build(oh_graph *graph, const oh_graph_spec *spec) {
     if (spec->produce & OH_PRODUCE_METRICS) label = build_metrics(graph, spec);
     if (spec->produce & OH_PRODUCE_TOP_K)
         for (int32_t k = 0; k < spec->objective.top_k_count; ++k)
-            build_top_k(graph, spec, spec->objective.top_k[k], label);
+            if (spec->objective.top_k[k] != 1 || !(spec->produce & OH_PRODUCE_METRICS))
+                build_top_k(graph, spec, spec->objective.top_k[k], label);
     for (int64_t i = 0; i < graph->count; ++i)
         if (graph->nodes[i].stage >= graph->stage_count) graph->stage_count = graph->nodes[i].stage + 1;
 }
