@@ -63,7 +63,10 @@ static oh_status check_copy(oh_device *device, const oh_copy_rows *c) {
         return ob_fail(device, OH_INVALID_ARGUMENT, "openblas: copy_rows with a row stride below its %lld columns",
                        (long long)c->columns);
     if (c->rows == 0 || c->columns == 0) return OH_OK;
-    if (!c->dst || (!c->src && !c->map))
+    int64_t zeros = 0;
+    while (!c->src && c->map && zeros < c->rows && c->map[zeros] < 0)
+        ++zeros;
+    if (!c->dst || (!c->src && zeros < c->rows))
         return ob_fail(device, OH_INVALID_ARGUMENT, "openblas: copy_rows without a source or a destination");
     if (c->dst == c->src && (c->map || c->dst_ld != c->src_ld || c->dst_dtype != c->src_dtype))
         return ob_fail(device, OH_INVALID_ARGUMENT,
@@ -96,7 +99,8 @@ typedef struct norm_job {
 static void norm_band(void *work, int64_t part) {
     norm_job *job = work;
     const oh_matrix_norm *n = job->norm;
-    const int64_t size = ob_element_size(n->dtype), end = n->rows / BANDS * (part + 1) + n->rows % BANDS * (part + 1) / BANDS;
+    const int64_t size = ob_element_size(n->dtype),
+                  end = n->rows / BANDS * (part + 1) + n->rows % BANDS * (part + 1) / BANDS;
     for (int64_t row = n->rows / BANDS * part + n->rows % BANDS * part / BANDS; row < end; ++row)
         job->kernels->norm((const uint8_t *)n->data + row * n->ld * size, n->dtype, n->columns, job->sums[part]);
 }

@@ -54,8 +54,8 @@ int32_t ob_device_count(void) {
 
 /* An OpenBLAS older than the CPU falls back to kernels of the SSE days, an order of magnitude slower: worth a line. */
 static void warn_about_old_kernel(const oh_device *device) {
-    static const char *const old[] = {"Prescott", "Core2", "Penryn", "Dunnington", "Nehalem", "Atom", "Opteron",
-                                      "Barcelona"};
+    static const char *const old[] = {"Prescott", "Core2", "Penryn",  "Dunnington",
+                                      "Nehalem",  "Atom",  "Opteron", "Barcelona"};
     if (!device->host || !device->host->log || !ob_kernels_supported(OB_ISA_AVX2)) return;
     for (size_t i = 0; i < sizeof old / sizeof *old; ++i) {
         if (strcmp(blas_core, old[i]) != 0) continue;

@@ -88,8 +88,8 @@ static oh_status check_view(oh_device *device, const char *what, const oh_tile_v
     if (v->rows < 0 || v->columns < 0 || v->first_column < 0 || v->first_column > INT32_MAX ||
         v->columns > INT32_MAX - v->first_column)
         return ob_fail(device, OH_INVALID_ARGUMENT,
-                       "openblas: %s of %lld rows x %lld columns from column %lld on, expected columns below 2^31", what,
-                       (long long)v->rows, (long long)v->columns, (long long)v->first_column);
+                       "openblas: %s of %lld rows x %lld columns from column %lld on, expected columns below 2^31",
+                       what, (long long)v->rows, (long long)v->columns, (long long)v->first_column);
     if (v->format < OH_TILE_F32 || v->format > OH_TILE_DIFF)
         return ob_fail(device, OH_INVALID_ARGUMENT, "openblas: %s of tile format %d, expected 0 to 3", what, v->format);
     if ((v->draft && v->draft_ld < v->columns) || (v->target && v->target_ld < v->columns))
@@ -158,9 +158,10 @@ oh_status ob_tile_grad(oh_queue *queue, const oh_tile_grad *grad) {
     if (v->rows == 0 || v->columns == 0) return OH_OK;
     if (!v->draft || !grad->coef || !grad->out || (grad->form & of_target && !v->target)) return missing(device, what);
     if (grad->out == v->draft && (size > tile_size || (v->rows > 1 && grad->out_ld * size != v->draft_ld * tile_size)))
-        return ob_fail(device, OH_INVALID_ARGUMENT,
-                       "openblas: tile_grad in place with rows %lld bytes apart, expected the tile's %lld, and elements "
-                       "no wider than its %lld bytes",
-                       (long long)(grad->out_ld * size), (long long)(v->draft_ld * tile_size), (long long)tile_size);
+        return ob_fail(
+            device, OH_INVALID_ARGUMENT,
+            "openblas: tile_grad in place with rows %lld bytes apart, expected the tile's %lld, and elements "
+            "no wider than its %lld bytes",
+            (long long)(grad->out_ld * size), (long long)(v->draft_ld * tile_size), (long long)tile_size);
     return run_job(queue, (row_job){.grad = grad}, v);
 }

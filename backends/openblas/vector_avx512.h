@@ -10,7 +10,6 @@
 #define ONEHEAD_OPENBLAS_VECTOR_H
 
 #include <immintrin.h>
-#include <sleef.h>
 #include <stdint.h>
 
 #define LANES 16
@@ -67,6 +66,10 @@ static inline vf vf_min(vf a, vf b) {
 static inline vf vf_abs(vf a) {
     return _mm512_abs_ps(a);
 }
+static inline vf vf_copy_sign(vf magnitude, vf sign) {
+    const vf bit = vf_set1(-0.0f);
+    return _mm512_or_ps(_mm512_andnot_ps(bit, magnitude), _mm512_and_ps(bit, sign));
+}
 static inline float vf_largest(vf a) {
     return _mm512_reduce_max_ps(a);
 }
@@ -106,12 +109,9 @@ static inline vf vf_scale(vf a, vf shifted, vf n) {
     return _mm512_scalef_ps(a, n);
 }
 
-static inline vf vf_tanh(vf x) {
-    return Sleef_tanhf16_u10avx512f(x);
-}
-
 static inline void vf_flush(double *sum, vf x) {
-    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x)), high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x)),
+                  high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
     _mm512_storeu_pd(sum, _mm512_add_pd(_mm512_loadu_pd(sum), low));
     _mm512_storeu_pd(sum + 8, _mm512_add_pd(_mm512_loadu_pd(sum + 8), high));
 }

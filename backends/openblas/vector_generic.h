@@ -3,13 +3,8 @@
 #ifndef ONEHEAD_OPENBLAS_VECTOR_H
 #define ONEHEAD_OPENBLAS_VECTOR_H
 
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
-
-#if defined(__x86_64__)
-#include <sleef.h>
-#endif
 
 #define LANES 4
 
@@ -102,6 +97,9 @@ static inline vf vf_min(vf a, vf b) {
 static inline vf vf_abs(vf a) {
     return (vf)((vu)a & 0x7fffffffu);
 }
+static inline vf vf_copy_sign(vf magnitude, vf sign) {
+    return (vf)(((vu)magnitude & 0x7fffffffu) | ((vu)sign & 0x80000000u));
+}
 static inline float vf_largest(vf a) {
     const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
     return x > y ? x : y;
@@ -110,14 +108,6 @@ static inline float vf_largest(vf a) {
 static inline vf vf_scale(vf a, vf shifted, vf n) {
     (void)n;
     return a * (vf)(((vu)shifted + 127u) << 23);
-}
-
-static inline vf vf_tanh(vf x) {
-#if defined(__x86_64__)
-    return (vf)Sleef_tanhf4_u10sse2(x);
-#else
-    return (vf){tanhf(x[0]), tanhf(x[1]), tanhf(x[2]), tanhf(x[3])};
-#endif
 }
 
 static inline void vf_flush(double *sum, vf x) {
