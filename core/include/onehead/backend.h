@@ -227,11 +227,14 @@ typedef struct oh_row_overlap {
 #define OH_WANT_JSD (1u << 9)
 #define OH_WANT_RANK (1u << 10)
 
-/* Second read. Rows whose first read is not finite are left out (their entries become 0). */
+/* Second read. Rows whose first read is not finite are left out (their entries become 0).
+ * full: [target tile rows] statistics of the target over a vocabulary of which this tile's columns are a part: q is then
+ * exp(t - full.t_max) / full.t_sum; NULL: q from the row's own t_max and t_sum. Only for OH_WANT_OVERLAP. */
 typedef struct oh_tile_overlap {
     oh_tile_view tile;
     const oh_row_stats *stats; /* [rows], complete */
     oh_row_overlap *overlap;   /* [rows] */
+    const oh_row_stats *full;
     uint32_t want;
     int32_t restart;
 } oh_tile_overlap;
@@ -267,6 +270,16 @@ typedef struct oh_tile_grad {
 } oh_tile_grad;
 
 /* ------------------------------------------------------------------------------------------ row operations ---- */
+
+/* Where the draft's vocabulary is a part of the target's: y of each row as a draft column. label[i] is the position of
+ * full[target_row ? target_row[i] : i].t_argmax among the ascending `ids`, or -1 where it isn't one of them. */
+typedef struct oh_row_labels {
+    int64_t rows, id_count;
+    const oh_row_stats *full;  /* [target tile rows] */
+    const int32_t *target_row; /* [rows] or NULL */
+    const int32_t *ids;        /* [id_count] */
+    int32_t *label;            /* [rows] */
+} oh_row_labels;
 
 /* The objective and the request of one row_finish; opaque to plugins: rowmath.h defines and reads it. */
 struct oh_row_finish;
@@ -352,6 +365,7 @@ typedef struct oh_backend {
     /* Rows: loops over the functions of rowmath.h; see there for what one call does. */
     oh_status (*row_finish)(oh_queue *queue, const struct oh_row_finish *finish);
     oh_status (*step_finish)(oh_queue *queue, const struct oh_step_finish *finish);
+    oh_status (*row_labels)(oh_queue *queue, const oh_row_labels *labels); /* NULL: no vocabulary subsets */
 } oh_backend;
 
 typedef const oh_backend *(*oh_backend_entry)(void);
@@ -376,13 +390,14 @@ OH_STATIC_ASSERT(sizeof(oh_copy_rows) == 112, "oh_copy_rows");
 OH_STATIC_ASSERT(sizeof(oh_matrix_norm) == 48, "oh_matrix_norm");
 OH_STATIC_ASSERT(sizeof(oh_tile_view) == 104, "oh_tile_view");
 OH_STATIC_ASSERT(sizeof(oh_tile_stats) == 152, "oh_tile_stats");
-OH_STATIC_ASSERT(sizeof(oh_tile_overlap) == 128, "oh_tile_overlap");
+OH_STATIC_ASSERT(sizeof(oh_tile_overlap) == 136, "oh_tile_overlap");
 OH_STATIC_ASSERT(sizeof(oh_tile_grad) == 136, "oh_tile_grad");
 OH_STATIC_ASSERT(offsetof(oh_backend, name) == 24, "oh_backend.name");
 OH_STATIC_ASSERT(offsetof(oh_backend, device_count) == 48, "oh_backend.device_count");
 OH_STATIC_ASSERT(offsetof(oh_backend, gemm) == 168, "oh_backend.gemm");
 OH_STATIC_ASSERT(offsetof(oh_backend, step_finish) == 232, "oh_backend.step_finish");
-OH_STATIC_ASSERT(sizeof(oh_backend) == 240, "oh_backend");
+OH_STATIC_ASSERT(offsetof(oh_backend, row_labels) == 240, "oh_backend.row_labels");
+OH_STATIC_ASSERT(sizeof(oh_backend) == 248, "oh_backend");
 
 #ifdef __cplusplus
 }

@@ -34,6 +34,13 @@ typedef enum oh_decay { OH_DECAY_NONE = 0, OH_DECAY_EXP = 1, OH_DECAY_POWER = 2,
 typedef enum oh_norm { OH_NORM_WEIGHTS = 0, OH_NORM_COUNT = 1, OH_NORM_NONE = 2, OH_NORM_NUMBER = 3 } oh_norm;
 typedef enum oh_gap { OH_GAP_STOP = 0, OH_GAP_SKIP = 1 } oh_gap;
 
+/* What becomes of a row whose token is no draft column, where the draft's vocabulary is a part of the target's. */
+typedef enum oh_outside {
+    OH_OUTSIDE_NEVER = 0, /* the vocabularies are the same */
+    OH_OUTSIDE_DROP = 1,  /* unsupervised */
+    OH_OUTSIDE_KEEP = 2,  /* supervised without a label: it never hits */
+} oh_outside;
+
 #define OH_TOP_K_LIST_MAX 16
 
 /* What to compute for a row. Plain data, so that it can be a kernel's parameter. */

@@ -329,6 +329,62 @@ OH_API void oh_results_from_sums(const oh_objective *objective, const double *su
 typedef void (*oh_tile_observer)(void *user, int64_t chunk, int32_t stage, const oh_tile_view *tile);
 OH_API void oh_plan_observe(oh_plan *plan, oh_tile_observer observer, void *user);
 
+/* One operation of a run: what the graph's nodes of a chunk become once passes are fused. */
+typedef enum oh_span_kind {
+    OH_SPAN_SELECTION,      /* row selection to the device */
+    OH_SPAN_CONVERT_WEIGHT, /* rows of W into the operand dtype */
+    OH_SPAN_GATHER_DRAFT,
+    OH_SPAN_GATHER_TARGET,
+    OH_SPAN_PROJECT_DRAFT,
+    OH_SPAN_ROUND_TILE, /* f32 products into a 16-bit tile */
+    OH_SPAN_PROJECT_TARGET,
+    OH_SPAN_STATISTICS,  /* first read */
+    OH_SPAN_SECOND_READ, /* overlaps and ranks */
+    OH_SPAN_ROW_FINISH,
+    OH_SPAN_TILE_GRAD,
+    OH_SPAN_WIDEN_GRAD, /* 16-bit gradient tile into f32 operands */
+    OH_SPAN_GRAD,       /* dD = dz W */
+    OH_SPAN_SCALE_ROWS,
+    OH_SPAN_HEAD_GRAD, /* dW = dz^T D */
+    OH_SPAN_SCATTER,
+    OH_SPAN_STEP_FINISH,
+    OH_SPAN_DIVIDE, /* by an N that is known only now */
+    OH_SPAN_NORM,
+    OH_SPAN_CLEAR,
+    OH_SPAN_COUNT
+} oh_span_kind;
+
+typedef struct oh_span {
+    int32_t kind;    /* oh_span_kind */
+    int32_t stage;   /* of the plan's nodes, -1: outside of any */
+    int64_t chunk;   /* from 0, -1: the step's own */
+    int64_t rows;    /* supervised rows; of a product or a copy, its rows m */
+    int64_t columns; /* of the tile or matrix; of a product n */
+    int64_t depth;   /* of a product k, else 0 */
+    int64_t first_column;
+    double flops;       /* of products only */
+    double bytes;       /* each operand read once and the result written once: the least that must move */
+    int32_t tile_reads; /* 1: a pass over the tiles, as oh_results.tile_reads counts */
+    int32_t reserved;
+    oh_queue *queue; /* that the operation is enqueued on */
+} oh_span;
+
+OH_API const char *oh_span_name(int32_t kind); /* "project_draft", "statistics", ... */
+
+/* Called with begin = 1 before and 0 after the call that enqueues an operation, on the thread of oh_plan_run: on a
+ * backend that computes before its calls return, the two are the operation's time. On others the second call may wait
+ * for span->queue, which makes it so at the price of overlap. NULL ends it. Without an observer an operation costs one
+ * test of a pointer. */
+typedef void (*oh_span_observer)(void *user, const oh_span *span, int begin);
+OH_API void oh_plan_trace(oh_plan *plan, oh_span_observer observer, void *user);
+
+/* Enqueues the matrix products of a step and nothing else: same shapes, operands, panels and order, in the same
+ * buffers, as oh_plan_run with the same arguments. It is the floor that a step is measured against. The plan must have
+ * run a step before, on the same workspace, so that the operands hold numbers. Results and outputs are meaningless
+ * afterwards; lm_head_grad is written. */
+OH_API oh_status oh_plan_run_products(oh_plan *plan, const oh_inputs *inputs, const oh_outputs *outputs,
+                                      oh_error *error);
+
 /* Waits for everything the plan has enqueued. */
 OH_API oh_status oh_plan_wait(oh_plan *plan, oh_error *error);
 

@@ -92,6 +92,18 @@ OH_ROW void oh_row_stats_merge(oh_row_stats *s, const oh_row_stats *other, int l
 #define OH_REAL_TANH tanhf
 #endif
 
+/* Statistics that a second read of `row` compares with: the row's own, or q's offset and sum over the full vocabulary. */
+OH_ROW oh_row_stats oh_overlap_stats(const oh_tile_overlap *overlap, int64_t row) {
+    oh_row_stats s = overlap->stats[row];
+    if (overlap->full) {
+        const oh_row_stats *full = &overlap->full[overlap->tile.target_row ? overlap->tile.target_row[row] : row];
+        s.t_max = full->t_max;
+        s.t_sum = full->t_sum;
+        s.flags |= full->flags & OH_ROW_T_BAD;
+    }
+    return s;
+}
+
 /* One transformed logit, and the derivative dz/draw at z (design: derivative last). Infinite logits stay what they are:
  * -inf is a probability of 0 even under scale 0, and a softcap must not hide a +inf. */
 OH_ROW oh_real oh_logit(oh_real raw, oh_real scale, oh_real bias, oh_real softcap) {
@@ -115,12 +127,12 @@ typedef struct oh_row_result {
     double loss;                /* sum lambda_i l_i */
     double label_p;             /* p_y */
     double alpha, entropy, draft_top1, target_top1;
-    double weight;  /* w_r, written by oh_finish_block */
-    uint32_t hits;  /* bit k: the row hits at top_k[k]; bit 31: at 1 */
-    int32_t finite; /* 0: reported, left out of sums, gradient 0 */
+    double weight;   /* w_r, written by oh_finish_block */
+    uint32_t hits;   /* bit k: the row hits at top_k[k]; bit 31: at 1 */
+    int32_t finite;  /* 0: reported, left out of sums, gradient 0 */
+    int32_t outside; /* 1: unsupervised after all, its token is no draft column (OH_OUTSIDE_DROP) */
     int32_t label, argmax;
     int32_t rank; /* exact with OH_WANT_RANK, else -1 */
-    int32_t reserved;
 } oh_row_result;
 
 #define OH_HIT_TOP1 (1u << 31)
@@ -145,7 +157,12 @@ typedef struct oh_row_finish {
     const float *mask;             /* [rows] */
     const oh_row_stats *stats;     /* [compact_rows] */
     const oh_row_overlap *overlap; /* [compact_rows] or NULL */
-    const int32_t *topk_id;        /* [compact_rows, top_k] or NULL */
+    /* Where the draft's vocabulary is a part of the target's, else NULL: statistics over all of the target's [target tile
+     * rows], overlaps with that distribution (alpha) and the rows' target tile rows (NULL: identity). */
+    const oh_row_stats *full;
+    const oh_row_overlap *full_overlap;
+    const int32_t *target_row;
+    const int32_t *topk_id; /* [compact_rows, top_k] or NULL */
     const oh_real *topk_logit;
     double scale;        /* of row_scale: upstream / N, or upstream where N is late */
     uint32_t parts;      /* OH_FINISH_* */
@@ -153,7 +170,7 @@ typedef struct oh_row_finish {
     uint32_t top_k_mask; /* bit k: top_k[k] */
     int32_t top_k;       /* of topk_id */
     int32_t has_target;  /* the statistics hold a target's */
-    int32_t reserved;
+    int32_t outside;     /* oh_outside; OH_OUTSIDE_NEVER without `full` */
 
     oh_row_result *results; /* [compact_rows] scratch */
     double *partial;        /* [rows / block_size, oh_sum_count] scratch */
@@ -182,7 +199,7 @@ typedef struct oh_step_finish {
 
 /* Whether every number asked of the row is finite (design.md section 3). */
 OH_ROW int oh_row_is_finite(const oh_objective *o, const oh_row_stats *s, int has_target) {
-    if (s->label < 0 || s->flags & OH_ROW_Z_BAD || !(s->z_max > -INFINITY)) return 0;
+    if (s->flags & OH_ROW_Z_BAD || !(s->z_max > -INFINITY)) return 0;
     if (o->terms & OH_TERM_BIT(OH_TERM_CE)) {
         if (!(s->z_label > -INFINITY)) return 0;
         if (o->label_smoothing != 0 && s->flags & OH_ROW_Z_NEG_INF) return 0;
@@ -191,6 +208,11 @@ OH_ROW int oh_row_is_finite(const oh_objective *o, const oh_row_stats *s, int ha
     if (s->flags & OH_ROW_T_BAD || !(s->t_max > -INFINITY)) return 0;
     if (o->terms & (OH_TERM_BIT(OH_TERM_KL) | OH_TERM_BIT(OH_TERM_LK_HYBRID)) && s->flags & OH_ROW_P0_Q) return 0;
     return !(o->terms & OH_TERM_BIT(OH_TERM_RKL) && s->flags & OH_ROW_Q0_P);
+}
+
+/* The target's statistics over its whole vocabulary for compact row i; NULL where that is the draft's vocabulary. */
+OH_ROW const oh_row_stats *oh_row_full_stats(const oh_row_finish *f, int64_t i) {
+    return f->full ? &f->full[f->target_row ? f->target_row[i] : i] : NULL;
 }
 
 /* The losses of a finite row and, in coef's c0..ck, the gradient of sum lambda_i l_i. The header has the algebra. */
@@ -282,12 +304,17 @@ OH_ROW void oh_finish_row(const oh_row_finish *f, int64_t i) {
     const oh_row_overlap *v = f->overlap ? &f->overlap[i] : NULL;
     oh_row_result r;
     double c[8];
-    const int finite = oh_row_is_finite(o, s, f->has_target);
+    const oh_row_stats *full = oh_row_full_stats(f, i);
+    const int full_bad = full && (full->flags & OH_ROW_T_BAD || !(full->t_max > -INFINITY));
+    /* No label: a row that an earlier read found broken, or, of a vocabulary subset, one whose token lies outside. */
+    const int no_label = s->label < 0, outside = no_label && f->outside != OH_OUTSIDE_NEVER && !full_bad;
+    const int dropped = outside && f->outside == OH_OUTSIDE_DROP;
+    const int finite = !dropped && !full_bad && (!no_label || outside) && oh_row_is_finite(o, s, f->has_target);
 
     r.loss = r.label_p = r.alpha = r.entropy = r.draft_top1 = r.target_top1 = r.weight = 0;
     r.hits = 0;
     r.finite = finite;
-    r.reserved = 0;
+    r.outside = dropped;
     r.label = r.argmax = r.rank = -1;
     for (int k = 0; k < OH_TERM_COUNT; ++k)
         r.term[k] = 0;
@@ -297,11 +324,14 @@ OH_ROW void oh_finish_row(const oh_row_finish *f, int64_t i) {
         r.argmax = s->z_argmax;
         r.label_p = exp(((double)s->z_label - (double)s->z_max) - log_z);
         r.draft_top1 = 1 / s->z_sum;
-        if (f->has_target) r.target_top1 = 1 / s->t_sum;
+        if (f->has_target) r.target_top1 = 1 / (full ? full->t_sum : s->t_sum);
         if (f->want & OH_WANT_ENTROPY) r.entropy = log_z - s->z_dot / s->z_sum;
-        if (v && f->want & OH_WANT_OVERLAP) r.alpha = v->alpha;
+        if (f->full_overlap)
+            r.alpha = f->full_overlap[i].alpha;
+        else if (v && f->want & OH_WANT_OVERLAP)
+            r.alpha = v->alpha;
         if (v && f->want & OH_WANT_RANK) r.rank = (int32_t)v->rank;
-        if (s->z_argmax == s->label) r.hits |= OH_HIT_TOP1;
+        if (s->z_argmax == s->label) r.hits |= OH_HIT_TOP1; /* an argmax is never -1 here */
         for (int32_t k = 0; k < o->top_k_count; ++k) {
             if (!(f->top_k_mask >> k & 1u)) continue;
             const int32_t K = o->top_k[k];
@@ -336,6 +366,13 @@ OH_ROW void oh_finish_row(const oh_row_finish *f, int64_t i) {
 
 /* --------------------------------------------------------------------------------------- blocks of a chunk ---- */
 
+/* The compact row of row `row` of the chunk, -1 where it is unsupervised: by the mask, or by what the target's argmax
+ * turned out to be. */
+OH_ROW int32_t oh_supervised_row(const oh_row_finish *f, int64_t row) {
+    const int32_t i = f->compact[row];
+    return i >= 0 && f->results[i].outside ? -1 : i;
+}
+
 /* Weights of block b's supervised rows, into results[].weight: mask * decay.
  * D-PACE: with g_i = (1-a) p_y + a on supervised slots (1 elsewhere and on rows that are not finite) and C its running
  * product, decay_j = sum of C_i over the supervised i >= j; held constant in the gradient. */
@@ -345,7 +382,7 @@ OH_ROW void oh_block_weights(const oh_row_finish *f, int64_t b) {
     const int dpace = o->decay == OH_DECAY_DPACE;
     double product = 1;
     for (int64_t slot = 0; slot < o->block_size; ++slot) {
-        const int32_t i = f->compact[first + slot];
+        const int32_t i = oh_supervised_row(f, first + slot);
         if (i < 0) continue;
         oh_row_result *r = &f->results[i];
         if (dpace) {
@@ -358,7 +395,7 @@ OH_ROW void oh_block_weights(const oh_row_finish *f, int64_t b) {
     if (!dpace) return;
     double suffix = 0;
     for (int64_t slot = o->block_size - 1; slot >= 0; --slot) {
-        const int32_t i = f->compact[first + slot];
+        const int32_t i = oh_supervised_row(f, first + slot);
         if (i < 0) continue;
         oh_row_result *r = &f->results[i];
         suffix += r->weight;
@@ -372,7 +409,7 @@ OH_ROW double oh_block_streak(const oh_row_finish *f, int64_t b, uint32_t bit) {
     const oh_objective *o = &f->objective;
     double streak = 0;
     for (int64_t slot = o->first_slot; slot < o->block_size; ++slot) {
-        const int32_t i = f->compact[b * o->block_size + slot];
+        const int32_t i = oh_supervised_row(f, b * o->block_size + slot);
         if (i < 0 || !f->results[i].finite) {
             if (o->gap == OH_GAP_STOP) break;
             continue;
@@ -388,7 +425,7 @@ OH_ROW double oh_block_tau(const oh_row_finish *f, int64_t b) {
     const oh_objective *o = &f->objective;
     double product = 1, tau = 0;
     for (int64_t slot = o->first_slot; slot < o->block_size; ++slot) {
-        const int32_t i = f->compact[b * o->block_size + slot];
+        const int32_t i = oh_supervised_row(f, b * o->block_size + slot);
         if (i < 0) break;
         product *= f->results[i].alpha; /* 0 on rows that are not finite */
         tau += product;
@@ -434,9 +471,12 @@ OH_ROW void oh_finish_block(const oh_row_finish *f, int64_t b) {
     if (f->parts & (OH_FINISH_LOSS | OH_FINISH_COEF)) oh_block_weights(f, b);
 
     for (int64_t slot = 0; slot < o->block_size; ++slot) {
-        const int32_t i = f->compact[first + slot];
+        const int32_t i = oh_supervised_row(f, first + slot);
         oh_finish_row_outputs(f, first + slot, i);
-        if (i < 0) continue;
+        if (i < 0) {
+            if (f->compact[first + slot] >= 0 && f->parts & OH_FINISH_COEF) f->row_scale[f->compact[first + slot]] = 0;
+            continue;
+        }
         const oh_row_result *r = &f->results[i];
         ++supervised;
         /* 0 for a row that is not finite: its hidden state may be NaN and must not reach the head's gradient. */
@@ -470,7 +510,8 @@ OH_ROW void oh_finish_block(const oh_row_finish *f, int64_t b) {
                 if (f->top_k_mask >> k & 1u && r->hits >> k & 1u) sum[oh_sum_hits(o) + k] += 1;
     }
     if (f->parts & OH_FINISH_COUNTS) sum[OH_SUM_BLOCKS] = supervised > 0;
-    if (f->parts & OH_FINISH_METRICS && f->want & OH_WANT_OVERLAP) sum[OH_SUM_TAU] = oh_block_tau(f, b);
+    if (f->parts & OH_FINISH_METRICS && (f->full_overlap || f->want & OH_WANT_OVERLAP))
+        sum[OH_SUM_TAU] = oh_block_tau(f, b);
     if (f->parts & OH_FINISH_TOP_K)
         for (int32_t k = 0; k < o->top_k_count; ++k)
             if (f->top_k_mask >> k & 1u) sum[oh_sum_streak(o) + k] = oh_block_streak(f, b, 1u << k);
@@ -499,6 +540,24 @@ OH_ROW void oh_step_close(const oh_step_finish *f) {
     f->loss[1] = f->sums[OH_SUM_LOSS_NUM];
     f->loss[2] = n;
     *f->factor = n > 0 ? (float)(1 / n) : 0;
+}
+
+/* Position of `id` among `count` ascending ids, or -1. */
+OH_ROW int32_t oh_position_of(const int32_t *ids, int64_t count, int32_t id) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (ids[middle] < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < count && ids[low] == id ? (int32_t)low : -1;
+}
+
+/* One row of an oh_row_labels. */
+OH_ROW void oh_label_row(const oh_row_labels *l, int64_t i) {
+    l->label[i] = oh_position_of(l->ids, l->id_count, l->full[l->target_row ? l->target_row[i] : i].t_argmax);
 }
 
 OH_STATIC_ASSERT(sizeof(oh_row_result) == 144, "oh_row_result");

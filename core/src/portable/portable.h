@@ -37,5 +37,6 @@ oh_status oh_portable_tile_grad(const oh_tile_grad *grad);
 
 oh_status oh_portable_row_finish(const oh_row_finish *finish);
 oh_status oh_portable_step_finish(const oh_step_finish *finish);
+oh_status oh_portable_row_labels(const oh_row_labels *labels);
 
 #endif

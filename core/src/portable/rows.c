@@ -59,3 +59,12 @@ oh_status oh_portable_step_finish(const oh_step_finish *finish) {
     oh_step_close(finish);
     return OH_OK;
 }
+
+oh_status oh_portable_row_labels(const oh_row_labels *labels) {
+    if (!labels || labels->rows < 0 || labels->id_count < 0) return OH_INVALID_ARGUMENT;
+    if (labels->rows > 0 && (!labels->full || !labels->label || (labels->id_count > 0 && !labels->ids)))
+        return OH_INVALID_ARGUMENT;
+    for (int64_t i = 0; i < labels->rows; ++i)
+        oh_label_row(labels, i);
+    return OH_OK;
+}

@@ -69,7 +69,7 @@ oh_status oh_portable_tile_overlap(const oh_tile_overlap *overlap) {
     oh_real z[OH_LOGITS_BLOCK], t[OH_LOGITS_BLOCK];
 
     for (int64_t row = 0; row < tile->rows; ++row) {
-        const oh_row_stats *s = &overlap->stats[row];
+        const oh_row_stats of_row = oh_overlap_stats(overlap, row), *s = &of_row;
         oh_row_overlap *v = &overlap->overlap[row];
         const int finite = row_is_finite(s, has_target);
         if (overlap->restart || !finite) *v = nothing;
