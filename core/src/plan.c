@@ -294,6 +294,11 @@ void oh_plan_observe(oh_plan *plan, oh_tile_observer observer, void *user) {
     plan->observer_user = user;
 }
 
+void oh_plan_trace(oh_plan *plan, oh_span_observer observer, void *user) {
+    plan->tracer = observer;
+    plan->tracer_user = user;
+}
+
 oh_status oh_plan_wait(oh_plan *plan, oh_error *error) {
     return plan->queue ? oh_op_wait(plan->context, plan->queue, error) : OH_OK;
 }

@@ -38,9 +38,12 @@ struct oh_plan {
     void *queue_stream;
     oh_tile_observer observer;
     void *observer_user;
+    oh_span_observer tracer;
+    void *tracer_user;
 
     /* The last run. */
     int has_run;
+    int is_warm; /* a whole step has run: every operand of its products is in place */
     int64_t rows;
     char *run_workspace;
     oh_step_counts counts;

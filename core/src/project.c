@@ -1,6 +1,5 @@
 /* project.c - products with the vocabulary: W in the dtype that the backend multiplies, panel by panel. */
-#include "ops.h"
-#include "step.h"
+#include "traced.h"
 
 void *oh_step_buffer(const oh_step *step, oh_buffer buffer) {
     return step->plan->layout.bytes[buffer] ? step->workspace + step->plan->layout.offset[buffer] : NULL;
@@ -50,7 +49,7 @@ static oh_status convert_rows(oh_step *step, const oh_weight *w, int64_t first, 
                                .dst = to,
                                .dst_ld = w->columns,
                                .dst_dtype = w->operand};
-    return oh_op_copy_rows(step->plan->context, step->queue, &copy, step->error);
+    return oh_traced_copy_rows(step, OH_SPAN_CONVERT_WEIGHT, &copy);
 }
 
 oh_status oh_step_convert_weights(oh_step *step) {
@@ -115,7 +114,7 @@ oh_status oh_step_gather(oh_step *step, const oh_chunk *chunk) {
         draft.subtract_dtype = r->hidden_dtype;
         draft.subtract_map = oh_step_selection(step, OH_SELECT_TARGET_ROW, 0);
     }
-    const oh_status status = oh_op_copy_rows(plan->context, step->queue, &draft, step->error);
+    const oh_status status = oh_traced_copy_rows(step, OH_SPAN_GATHER_DRAFT, &draft);
     if (status != OH_OK || chunk->target_rows == 0) return status;
     const oh_copy_rows target = {.rows = chunk->target_rows,
                                  .columns = target_hidden,
@@ -126,7 +125,7 @@ oh_status oh_step_gather(oh_step *step, const oh_chunk *chunk) {
                                  .dst = oh_step_buffer(step, OH_BUFFER_TARGET_ROWS),
                                  .dst_ld = target_hidden,
                                  .dst_dtype = plan->formats.target_operand};
-    return oh_op_copy_rows(plan->context, step->queue, &target, step->error);
+    return oh_traced_copy_rows(step, OH_SPAN_GATHER_TARGET, &target);
 }
 
 oh_status oh_step_scale_rows(oh_step *step, const oh_chunk *chunk) {
@@ -151,19 +150,19 @@ oh_status oh_step_scale_rows(oh_step *step, const oh_chunk *chunk) {
                                      .dst = copy.dst,
                                      .dst_ld = r->hidden,
                                      .dst_dtype = copy.dst_dtype};
-        const oh_status status = oh_op_copy_rows(plan->context, step->queue, &gather, step->error);
+        const oh_status status = oh_traced_copy_rows(step, OH_SPAN_GATHER_DRAFT, &gather);
         if (status != OH_OK) return status;
         copy.src = copy.dst;
     }
-    return oh_op_copy_rows(plan->context, step->queue, &copy, step->error);
+    return oh_traced_copy_rows(step, OH_SPAN_SCALE_ROWS, &copy);
 }
 
 /* ---------------------------------------------------------------------------------------------------- products ---- */
 
-static oh_status multiply(oh_step *step, oh_gemm product) {
+static oh_status multiply(oh_step *step, int32_t kind, oh_gemm product) {
     product.scratch = oh_step_buffer(step, OH_BUFFER_GEMM_SCRATCH);
     product.scratch_bytes = step->plan->layout.bytes[OH_BUFFER_GEMM_SCRATCH];
-    return oh_op_gemm(step->plan->context, step->queue, &product, step->error);
+    return oh_traced_gemm(step, kind, &product);
 }
 
 /* Columns [first, first + count) of one tile, by way of f32 columns where products don't come out in its dtype. */
@@ -189,7 +188,7 @@ static oh_status project_columns(oh_step *step, int target, int64_t rows, int64_
                              .c = cast ? oh_step_buffer(step, OH_BUFFER_CAST) : tile,
                              .ldc = cast ? count : plan->layout.tile_ld,
                              .c_dtype = cast ? OH_F32 : f->tile_dtype};
-    status = multiply(step, product);
+    status = multiply(step, target ? OH_SPAN_PROJECT_TARGET : OH_SPAN_PROJECT_DRAFT, product);
     if (status != OH_OK || !cast) return status;
     const oh_copy_rows copy = {.rows = rows,
                                .columns = count,
@@ -199,7 +198,7 @@ static oh_status project_columns(oh_step *step, int target, int64_t rows, int64_
                                .dst = tile,
                                .dst_ld = plan->layout.tile_ld,
                                .dst_dtype = f->tile_dtype};
-    return oh_op_copy_rows(plan->context, step->queue, &copy, step->error);
+    return oh_traced_copy_rows(step, OH_SPAN_ROUND_TILE, &copy);
 }
 
 oh_status oh_step_project(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first, int64_t count) {
@@ -239,7 +238,7 @@ static oh_status grad_operand(oh_step *step, int64_t rows, int64_t at, int64_t c
                                .dst_dtype = f->draft_operand};
     *operand = copy.dst;
     *ld = columns;
-    return oh_op_copy_rows(plan->context, step->queue, &copy, step->error);
+    return oh_traced_copy_rows(step, OH_SPAN_WIDEN_GRAD, &copy);
 }
 
 oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first,
@@ -273,7 +272,7 @@ oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_s
                                      .c = oh_step_buffer(step, OH_BUFFER_GRAD_ROWS),
                                      .ldc = r->hidden,
                                      .c_dtype = OH_F32};
-            status = multiply(step, product);
+            status = multiply(step, OH_SPAN_GRAD, product);
             if (status != OH_OK) return status;
         }
         if (!stage->head_grad) continue;
@@ -291,7 +290,7 @@ oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_s
                                  .c = step->out->lm_head_grad + (first + done) * head_ld,
                                  .ldc = head_ld,
                                  .c_dtype = OH_F32};
-        status = multiply(step, product);
+        status = multiply(step, OH_SPAN_HEAD_GRAD, product);
         if (status != OH_OK) return status;
     }
     return OH_OK;
@@ -312,5 +311,5 @@ oh_status oh_step_clear_head_grad(oh_step *step) {
                            .ldb = r->hidden,
                            .c = step->out->lm_head_grad + first * ld,
                            .ldc = ld};
-    return oh_op_gemm(step->plan->context, step->queue, &zeros, step->error);
+    return oh_traced_gemm(step, OH_SPAN_CLEAR, &zeros);
 }

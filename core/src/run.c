@@ -4,7 +4,7 @@
 #include "ops.h"
 #include "request.h"
 #include "status.h"
-#include "step.h"
+#include "traced.h"
 
 /* ------------------------------------------------------------------------------------------------------ checks ---- */
 
@@ -93,12 +93,10 @@ static double row_scale(const oh_step *step) {
 static oh_status begin(oh_step *step) {
     oh_plan *plan = step->plan;
     const int64_t sums = oh_sum_count(&plan->request.objective) + OH_SUMS_EXTRA;
-    oh_status status =
-        oh_op_upload(plan->context, step->queue, oh_step_buffer(step, OH_BUFFER_SELECTION), plan->selection.block,
-                     (uint64_t)plan->layout.bytes[OH_BUFFER_SELECTION], step->error);
+    oh_status status = oh_traced_upload(step, oh_step_buffer(step, OH_BUFFER_SELECTION), plan->selection.block,
+                                        (uint64_t)plan->layout.bytes[OH_BUFFER_SELECTION]);
     if (status != OH_OK) return status;
-    status = oh_op_fill(plan->context, step->queue, oh_step_buffer(step, OH_BUFFER_SUMS), 0, (uint64_t)sums * 8,
-                        step->error);
+    status = oh_traced_fill(step, oh_step_buffer(step, OH_BUFFER_SUMS), (uint64_t)sums * 8);
     return status == OH_OK && plan->selection.supervised > 0 ? oh_step_convert_weights(step) : status;
 }
 
@@ -143,7 +141,7 @@ static oh_status read_tiles(oh_step *step, const oh_chunk *chunk, const oh_stage
                                      .top_k = stage->top_k,
                                      .want = stage->want,
                                      .restart = view->first_column == 0};
-        const oh_status status = oh_op_tile_stats(plan->context, step->queue, &stats, step->error);
+        const oh_status status = oh_traced_tile_stats(step, &stats);
         if (status != OH_OK) return status;
         plan->counts.tile_reads += 1;
     }
@@ -154,7 +152,7 @@ static oh_status read_tiles(oh_step *step, const oh_chunk *chunk, const oh_stage
                                      .want = stage->overlap_want,
                                      .restart = view->first_column == 0};
     plan->counts.tile_reads += 1;
-    return oh_op_tile_overlap(plan->context, step->queue, &overlap, step->error);
+    return oh_traced_tile_overlap(step, &overlap);
 }
 
 static oh_status finish_rows(oh_step *step, const oh_chunk *chunk, const oh_stage *stage) {
@@ -192,7 +190,7 @@ static oh_status finish_rows(oh_step *step, const oh_chunk *chunk, const oh_stag
         .topk_id_out = out->topk_id ? out->topk_id + at * k : NULL,
         .topk_logprob_out = out->topk_logprob ? out->topk_logprob + at * k : NULL,
     };
-    return oh_op_row_finish(plan->context, step->queue, &finish, step->error);
+    return oh_traced_row_finish(step, &finish);
 }
 
 static oh_status grad_tile(oh_step *step, const oh_tile_view *view) {
@@ -205,12 +203,12 @@ static oh_status grad_tile(oh_step *step, const oh_tile_view *view) {
                                .out_dtype = plan->formats.grad_dtype,
                                .form = oh_objective_form(&plan->request.objective)};
     plan->counts.tile_reads += 1;
-    return oh_op_tile_grad(plan->context, step->queue, &grad, step->error);
+    return oh_traced_tile_grad(step, &grad);
 }
 
 static oh_status observe(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, const oh_tile_view *view) {
     const oh_plan *plan = step->plan;
-    if (!plan->observer) return OH_OK;
+    if (!plan->observer || step->products_only) return OH_OK;
     const oh_status status = oh_op_wait(plan->context, step->queue, step->error);
     if (status == OH_OK) plan->observer(plan->observer_user, chunk - plan->selection.chunks, stage->stage, view);
     return status;
@@ -234,6 +232,7 @@ static oh_status run_panel(oh_step *step, const oh_chunk *chunk, const oh_stage 
 
 static oh_status run_stage(oh_step *step, const oh_chunk *chunk, const oh_stage *stage) {
     oh_plan *plan = step->plan;
+    step->stage_index = stage->stage;
     /* Nothing to compute, but the chunk's outputs still have to say so. */
     if (chunk->compact_rows == 0) return stage->parts ? finish_rows(step, chunk, stage) : OH_OK;
     for (int64_t first = 0; first < plan->request.vocab_valid; first += plan->layout.choice.panel) {
@@ -273,14 +272,17 @@ static oh_status scatter(oh_step *step, const oh_chunk *chunk) {
                                .dst = (char *)to + chunk->first_row * ld * oh_dtype_size(dtype),
                                .dst_ld = ld,
                                .dst_dtype = dtype};
-    return oh_op_copy_rows(step->plan->context, step->queue, &copy, step->error);
+    return oh_traced_copy_rows(step, OH_SPAN_SCATTER, &copy);
 }
 
 static oh_status run_chunk(oh_step *step, const oh_chunk *chunk) {
     const oh_plan *plan = step->plan;
+    step->chunk_index = chunk - plan->selection.chunks;
+    step->target_tile_rows = chunk->target_rows;
     oh_status status = chunk->compact_rows > 0 ? oh_step_gather(step, chunk) : OH_OK;
     for (int32_t i = 0; i < plan->schedule.count && status == OH_OK; ++i)
         status = run_stage(step, chunk, &plan->schedule.stages[i]);
+    step->stage_index = -1;
     if (status != OH_OK) return status;
     if (chunk->compact_rows > 0) step->chunks_with_rows += 1;
     return plan->request.produce & OH_PRODUCE_GRAD ? scatter(step, chunk) : OH_OK;
@@ -300,7 +302,7 @@ static oh_status divide_late(oh_step *step, const float *factor) {
         copy.dst = step->out->draft_grad;
         copy.dst_ld = step->out->draft_grad_ld ? step->out->draft_grad_ld : r->hidden;
         copy.dst_dtype = r->grad_dtype;
-        const oh_status status = oh_op_copy_rows(plan->context, step->queue, &copy, step->error);
+        const oh_status status = oh_traced_copy_rows(step, OH_SPAN_DIVIDE, &copy);
         if (status != OH_OK) return status;
     }
     if (!(r->produce & OH_PRODUCE_HEAD_GRAD)) return OH_OK;
@@ -314,12 +316,13 @@ static oh_status divide_late(oh_step *step, const float *factor) {
                                .dst = step->out->lm_head_grad,
                                .dst_ld = ld,
                                .dst_dtype = OH_F32};
-    return oh_op_copy_rows(plan->context, step->queue, &copy, step->error);
+    return oh_traced_copy_rows(step, OH_SPAN_DIVIDE, &copy);
 }
 
 static oh_status close_step(oh_step *step) {
     const oh_plan *plan = step->plan;
     const oh_request *r = &plan->request;
+    step->chunk_index = -1;
     double *sums = oh_step_buffer(step, OH_BUFFER_SUMS);
     double *extra = sums + oh_sum_count(&r->objective);
     const oh_step_finish finish = {.objective = r->objective,
@@ -327,7 +330,7 @@ static oh_status close_step(oh_step *step) {
                                    .sums = sums,
                                    .loss = extra + OH_SUMS_LOSS,
                                    .factor = (float *)(extra + OH_SUMS_FACTOR)};
-    oh_status status = oh_op_step_finish(plan->context, step->queue, &finish, step->error);
+    oh_status status = oh_traced_step_finish(step, &finish);
     if (status == OH_OK && r->produce & OH_PRODUCE_HEAD_GRAD) status = oh_step_clear_head_grad(step);
     if (status == OH_OK && step->late && step->in->rows > 0) status = divide_late(step, finish.factor);
     if (status != OH_OK || !(r->produce & OH_PRODUCE_GRAD_NORM) || step->in->rows == 0) return status;
@@ -337,12 +340,11 @@ static oh_status close_step(oh_step *step) {
                                  .ld = step->out->draft_grad_ld ? step->out->draft_grad_ld : r->hidden,
                                  .dtype = r->grad_dtype,
                                  .sums = extra + OH_SUMS_NORMS};
-    return oh_op_matrix_norm(plan->context, step->queue, &norm, step->error);
+    return oh_traced_matrix_norm(step, &norm);
 }
 
-oh_status oh_plan_run(oh_plan *plan, const oh_inputs *inputs, const oh_outputs *outputs, oh_error *error) {
-    if (!plan || !inputs || !outputs)
-        return oh_fail(error, OH_INVALID_ARGUMENT, "oh_plan_run: plan, inputs and outputs must not be NULL");
+static oh_status run(oh_plan *plan, const oh_inputs *inputs, const oh_outputs *outputs, int products_only,
+                     oh_error *error) {
     oh_status status = check_run(plan, inputs, outputs, error);
     if (status != OH_OK) return status;
     /* The selection block may still be on its way to the device from the last run. */
@@ -358,17 +360,39 @@ oh_status oh_plan_run(oh_plan *plan, const oh_inputs *inputs, const oh_outputs *
                     .queue = plan->queue,
                     .error = error,
                     .workspace = plan->request.external_workspace ? inputs->workspace : plan->workspace,
-                    .late = oh_norm_is_late(&plan->request)};
+                    .late = oh_norm_is_late(&plan->request),
+                    .products_only = products_only,
+                    .chunk_index = -1,
+                    .stage_index = -1};
     step.scale = row_scale(&step);
     plan->has_run = 0;
     plan->rows = inputs->rows;
     plan->run_workspace = step.workspace;
     memset(&plan->counts, 0, sizeof plan->counts);
-    if (plan->request.weight_trains) oh_plan_weight_changed(plan);
-    status = begin(&step);
+    if (!products_only) {
+        if (plan->request.weight_trains) oh_plan_weight_changed(plan);
+        status = begin(&step);
+    }
     for (int64_t i = 0; i < plan->selection.chunk_count && status == OH_OK; ++i)
         status = run_chunk(&step, &plan->selection.chunks[i]);
-    if (status == OH_OK) status = close_step(&step);
+    if (products_only || status != OH_OK) return status;
+    status = close_step(&step);
     plan->has_run = status == OH_OK;
+    if (status == OH_OK) plan->is_warm = 1;
     return status;
+}
+
+oh_status oh_plan_run(oh_plan *plan, const oh_inputs *inputs, const oh_outputs *outputs, oh_error *error) {
+    if (!plan || !inputs || !outputs)
+        return oh_fail(error, OH_INVALID_ARGUMENT, "oh_plan_run: plan, inputs and outputs must not be NULL");
+    return run(plan, inputs, outputs, 0, error);
+}
+
+oh_status oh_plan_run_products(oh_plan *plan, const oh_inputs *inputs, const oh_outputs *outputs, oh_error *error) {
+    if (!plan || !inputs || !outputs)
+        return oh_fail(error, OH_INVALID_ARGUMENT, "oh_plan_run_products: plan, inputs and outputs must not be NULL");
+    if (!plan->is_warm)
+        return oh_fail(error, OH_INVALID_ARGUMENT,
+                       "oh_plan_run_products: the plan has not run a step yet, expected oh_plan_run before it");
+    return run(plan, inputs, outputs, 1, error);
 }

@@ -17,6 +17,10 @@ typedef struct oh_step {
     /* Which rows of which weight OH_BUFFER_WEIGHT_PANEL holds; count 0: none. */
     int32_t panel_target;
     int64_t panel_first, panel_count;
+    int products_only;
+    /* What is being enqueued, for spans; -1 outside of any chunk or stage. */
+    int64_t chunk_index, target_tile_rows;
+    int32_t stage_index;
 } oh_step;
 
 /* Rows [first, first + count) of a weight in the operand dtype, on the device. */
