@@ -56,20 +56,8 @@ else()
     set(ONEHEAD_LINK_DEFS "LINKER:-z,defs")
 endif()
 
-# onehead_present(VAR file...): those of the files that exist.
-function(onehead_present var)
-    set(present "")
-    foreach(file IN LISTS ARGN)
-        if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${file}")
-            list(APPEND present "${file}")
-        else()
-            message(STATUS "onehead: ${CMAKE_CURRENT_SOURCE_DIR}/${file} isn't there yet")
-        endif()
-    endforeach()
-    set(${var} "${present}" PARENT_SCOPE)
-endfunction()
-
-# onehead_check_listed(LISTED file... FOLDERS folder...): a .c file that no list names would silently not be built.
+# onehead_check_listed(LISTED file... FOLDERS folder...): warns of a .c file in the folders that isn't among the listed
+# ones, which would silently not be built. -Werror=dev makes it an error.
 function(onehead_check_listed)
     cmake_parse_arguments(PARSE_ARGV 0 arg "" "" "LISTED;FOLDERS")
     foreach(folder IN LISTS arg_FOLDERS)
@@ -77,7 +65,7 @@ function(onehead_check_listed)
             "${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.c")
         foreach(file IN LISTS found)
             if(NOT file IN_LIST arg_LISTED)
-                message(WARNING "onehead: ${CMAKE_CURRENT_SOURCE_DIR}/${file} is in no list of CMakeLists.txt")
+                message(AUTHOR_WARNING "${CMAKE_CURRENT_SOURCE_DIR}/${file} is in no list of its CMakeLists.txt")
             endif()
         endforeach()
     endforeach()
