@@ -35,7 +35,8 @@ static void make_file(const char *path, const char *const *names) {
     static const uint16_t zeros[6] = {0};
     st_declaration declared[16] = {{0}};
     size_t count = 0;
-    for (; names[count] != NULL; count++) declared[count] = (st_declaration){names[count], ST_BF16, 2, shape};
+    for (; names[count] != NULL; count++)
+        declared[count] = (st_declaration){names[count], ST_BF16, 2, shape};
     st_writer *writer;
     assert_int_equal(st_writer_begin(&writer, path, declared, count, NULL, 0, NULL), OH_OK);
     for (size_t i = 0; i < count; i++) {

@@ -30,7 +30,8 @@ static image make_image(const char *header, size_t data_size) {
     assert_non_null(made.bytes);
     memcpy(made.bytes, &length, sizeof length);
     memcpy(made.bytes + sizeof length, header, length);
-    for (size_t i = 0; i < data_size; i++) made.bytes[sizeof length + length + i] = (char)i;
+    for (size_t i = 0; i < data_size; i++)
+        made.bytes[sizeof length + length + i] = (char)i;
     return made;
 }
 
@@ -394,7 +395,8 @@ static void test_hostile_names_stay_on_one_printable_line(void **state) {
     (void)state;
     char *const header = malloc(3000);
     strcpy(header, "{\"\\u001b[2J\\n\\u0085");
-    for (int i = 0; i < 600; i++) strcat(header, "\xe2\x82\xac"); /* a precision may cut the euro sign in two */
+    for (int i = 0; i < 600; i++)
+        strcat(header, "\xe2\x82\xac"); /* a precision may cut the euro sign in two */
     strcat(header, "\":{}}");
     const image made = make_image(header, 0);
     st_file *file;
@@ -402,7 +404,8 @@ static void test_hostile_names_stay_on_one_printable_line(void **state) {
     assert_int_equal(st_parse(&file, made.bytes, made.size, "x", &error), OH_BAD_DATA);
     assert_ptr_equal(strstr(error.message, "x: tensor '?[2J?"), error.message);
     assert_non_null(strstr(error.message, ": no dtype"));
-    for (const char *at = error.message; *at != '\0'; at++) assert_false((unsigned char)*at < 0x20 || *at == 0x7f);
+    for (const char *at = error.message; *at != '\0'; at++)
+        assert_false((unsigned char)*at < 0x20 || *at == 0x7f);
 
     /* A long path keeps its end, and leaves room for the reason. */
     char path[2000];
@@ -444,7 +447,8 @@ static void assert_open_fails(const char *path, oh_status status, const char *pa
 
 static int count_descriptors(void) {
     int open_now = 0;
-    for (int fd = 0; fd < 256; fd++) open_now += fcntl(fd, F_GETFD) >= 0;
+    for (int fd = 0; fd < 256; fd++)
+        open_now += fcntl(fd, F_GETFD) >= 0;
     return open_now;
 }
 
@@ -454,7 +458,8 @@ static bool is_mapped(const char *path) {
     bool found = false;
     FILE *const maps = fopen("/proc/self/maps", "r");
     if (maps == NULL) return false;
-    while (fgets(line, sizeof line, maps) != NULL) found = found || strstr(line, path) != NULL;
+    while (fgets(line, sizeof line, maps) != NULL)
+        found = found || strstr(line, path) != NULL;
     fclose(maps);
     return found;
 }
@@ -512,7 +517,8 @@ static int make_folder(void **state) {
 static int remove_folder(void **state) {
     (void)state;
     static const char *const names[] = {"good.safetensors", "short.safetensors", "fifo", "empty"};
-    for (size_t i = 0; i < COUNT(names); i++) unlink(in_folder(names[i]));
+    for (size_t i = 0; i < COUNT(names); i++)
+        unlink(in_folder(names[i]));
     return rmdir(folder);
 }
 

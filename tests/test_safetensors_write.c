@@ -36,7 +36,8 @@ static int entries(void) {
     int count = 0;
     DIR *const listing = opendir(folder);
     assert_non_null(listing);
-    for (const struct dirent *entry; (entry = readdir(listing)) != NULL;) count += strcmp(entry->d_name, ".") != 0;
+    for (const struct dirent *entry; (entry = readdir(listing)) != NULL;)
+        count += strcmp(entry->d_name, ".") != 0;
     closedir(listing);
     return count - 1; /* ".." */
 }
@@ -426,7 +427,8 @@ static void test_interrupted_and_short_writes_are_continued(void **state) {
     assert_int_equal(atomic_file_open(&file, path, NULL), OH_OK);
     assert_int_equal(fcntl(reader, F_SETFL, 0), 0);
     char *const text = malloc(LONG_TEXT);
-    for (size_t i = 0; i < LONG_TEXT; i++) text[i] = (char)(i % 251);
+    for (size_t i = 0; i < LONG_TEXT; i++)
+        text[i] = (char)(i % 251);
 
     sigset_t alarms;
     sigemptyset(&alarms);
@@ -482,7 +484,8 @@ static void test_open_files_are_limited_and_slots_come_back(void **state) {
         assert_int_equal(atomic_file_open(&extra, in_folder("many"), &error), OH_IO);
         assert_says(&error, OH_IO, "16 output files are open");
         if (round == 1) atomic_file_discard_all(); /* slots come back after it, too */
-        for (int i = 0; i < ATOMIC_FILE_LIMIT; i++) atomic_file_discard(files[i]);
+        for (int i = 0; i < ATOMIC_FILE_LIMIT; i++)
+            atomic_file_discard(files[i]);
         assert_int_equal(entries(), 0);
     }
 }
@@ -544,7 +547,8 @@ static void test_threads_write_different_files(void **state) {
     (void)state;
     pthread_t threads[4];
     int numbers[4] = {0, 1, 2, 3};
-    for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, write_many, &numbers[i]), 0);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, write_many, &numbers[i]), 0);
     for (int i = 0; i < 4; i++) {
         void *failed;
         assert_int_equal(pthread_join(threads[i], &failed), 0);

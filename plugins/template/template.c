@@ -25,7 +25,9 @@ static oh_status fail(oh_device *device, oh_status status, const char *message) 
 
 /* ----------------------------------------------------------------------------------------------------- devices ---- */
 
-static int32_t device_count(void) { return 1; }
+static int32_t device_count(void) {
+    return 1;
+}
 
 static oh_status device_open(const oh_device_options *options, const oh_host *host, oh_device **device,
                              oh_error *error) {
@@ -38,7 +40,9 @@ static oh_status device_open(const oh_device_options *options, const oh_host *ho
     return OH_OUT_OF_MEMORY;
 }
 
-static void device_close(oh_device *device) { free(device); }
+static void device_close(oh_device *device) {
+    free(device);
+}
 
 static oh_status device_info(oh_device *device, oh_device_info *info) {
     (void)device;
@@ -49,7 +53,9 @@ static oh_status device_info(oh_device *device, oh_device_info *info) {
     return OH_OK;
 }
 
-static void last_error(oh_device *device, oh_error *error) { *error = device->last; }
+static void last_error(oh_device *device, oh_error *error) {
+    *error = device->last;
+}
 
 /* ------------------------------------------------------------------------------------------- queues and memory ---- */
 
@@ -67,7 +73,9 @@ static oh_status queue_wait(oh_queue *queue) {
     return OH_OK;
 }
 
-static void queue_close(oh_queue *queue) { free(queue); }
+static void queue_close(oh_queue *queue) {
+    free(queue);
+}
 
 static oh_status alloc_memory(oh_device *device, uint64_t bytes, void **address) {
     const uint64_t alignment = 256;
@@ -160,4 +168,6 @@ static const oh_backend table = {
 };
 
 __attribute__((visibility("default"))) const oh_backend *oh_backend_v1(void);
-const oh_backend *oh_backend_v1(void) { return &table; }
+const oh_backend *oh_backend_v1(void) {
+    return &table;
+}

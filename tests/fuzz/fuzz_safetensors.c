@@ -35,7 +35,8 @@ static unsigned read_tensors(const st_file *file) {
         const st_tensor *required;
         const oh_status status = st_require(file, tensor->name, &required, NULL);
         require((status == OH_OK) == (tensor->dtype != ST_OPAQUE));
-        for (size_t at = 0; at < tensor->bytes; at++) sum += ((const uint8_t *)tensor->data)[at];
+        for (size_t at = 0; at < tensor->bytes; at++)
+            sum += ((const uint8_t *)tensor->data)[at];
         sum += st_is_aligned(tensor) + (unsigned)strlen(tensor->dtype_name);
     }
     return sum;
@@ -48,7 +49,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     if (status != OH_OK) {
         require(file == NULL && error.status == status);
         require(strncmp(error.message, "fuzz: ", 6) == 0);
-        for (const char *at = error.message; *at != '\0'; at++) require((unsigned char)*at >= 0x20 && *at != 0x7f);
+        for (const char *at = error.message; *at != '\0'; at++)
+            require((unsigned char)*at >= 0x20 && *at != 0x7f);
         return 0;
     }
     const char *const format = st_metadata(file, "format");

@@ -90,7 +90,8 @@ static oh_status choose(const name_list *list, const char *path, const char *ask
     if (asked != NULL) {
         if (has_name(list, asked)) {
             *name = asked;
-            for (int i = 0; i < TIED_NAMES; i++) *tied = *tied || strcmp(asked, tied_names[i]) == 0;
+            for (int i = 0; i < TIED_NAMES; i++)
+                *tied = *tied || strcmp(asked, tied_names[i]) == 0;
             return OH_OK;
         }
         list_candidates(list, candidates, sizeof candidates);
@@ -144,7 +145,8 @@ static oh_status open_single(ckpt_head *head, const char *path, const char *aske
 
     name_list list = {calloc(st_count(head->file) + 1, sizeof *list.names), st_count(head->file)};
     if (list.names == NULL) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
-    for (size_t i = 0; i < list.count; i++) list.names[i] = st_at(head->file, i)->name;
+    for (size_t i = 0; i < list.count; i++)
+        list.names[i] = st_at(head->file, i)->name;
 
     const char *name;
     status = choose(&list, path, asked, &name, &head->tied, error);

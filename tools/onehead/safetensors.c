@@ -117,14 +117,21 @@ static oh_status read_header(st_file *file, const unsigned char *bytes, size_t s
 /* What a message calls a JSON value of the wrong type. */
 static const char *type_name(const json_t *value) {
     switch (json_typeof(value)) {
-    case JSON_OBJECT: return "an object";
-    case JSON_ARRAY: return "an array";
-    case JSON_STRING: return "a string";
-    case JSON_INTEGER: return "an integer";
-    case JSON_REAL: return "a real number";
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "an integer";
+    case JSON_REAL:
+        return "a real number";
     case JSON_TRUE:
-    case JSON_FALSE: return "a boolean";
-    case JSON_NULL: break;
+    case JSON_FALSE:
+        return "a boolean";
+    case JSON_NULL:
+        break;
     }
     return "null";
 }

@@ -27,7 +27,8 @@ struct st_writer {
 };
 
 static void free_writer(st_writer *writer) {
-    for (size_t i = 0; i < writer->count; i++) free(writer->tensors[i].name);
+    for (size_t i = 0; i < writer->count; i++)
+        free(writer->tensors[i].name);
     free(writer->tensors);
     free(writer);
 }
