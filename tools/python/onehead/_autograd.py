@@ -1,0 +1,79 @@
+"""The loss as one node of autograd: its gradient is formed in the forward pass, while the logits are there, and only
+multiplied by the upstream gradient in the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from . import _structs as S
+from ._batch import Batch
+from ._options import Options
+from ._step import inverse, run_step
+
+_TWICE = (
+    "onehead: a second backward pass through the same loss; its gradient was formed once, in the forward pass, and "
+    "handed out. Call draft_loss again"
+)
+
+
+def scaled(grad: Tensor, upstream: Tensor, dtype: torch.dtype) -> Tensor:
+    """grad * upstream, formed in f32 and rounded once to `dtype`; in grad's own memory where it is of that dtype."""
+    # One dimension: a scalar would first be rounded to a 16-bit gradient's dtype.
+    factor = upstream.to(torch.float32).reshape(1)
+    out = grad if grad.dtype == dtype else torch.empty(grad.shape, dtype=dtype, device=grad.device)
+    return torch.mul(grad, factor, out=out)
+
+
+class DraftLoss(torch.autograd.Function):
+    """apply(draft, weight, bias, batch, options, norm) -> loss, figures, step
+
+    draft, weight and bias are batch's own, as arguments of their own so that autograd sees them."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        draft: Tensor,
+        weight: Tensor,
+        bias: Optional[Tensor],
+        batch: Batch,
+        options: Options,
+        norm: Union[Tensor, float, None],
+    ) -> Tuple[Any, ...]:
+        needs_draft, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        produce = options.produce
+        if needs_draft:
+            produce |= S.PRODUCE_GRAD
+        if needs_weight:
+            produce |= S.PRODUCE_HEAD_GRAD
+        batch = batch._replace(draft=draft.detach(), weight=weight.detach(), bias=None if bias is None else bias.detach())
+        step = run_step(options, batch, produce, norm=norm, trains=needs_weight, bias_grad=needs_bias)
+
+        kept = (step.draft_grad, step.head_grad if needs_weight else None, step.bias_grad)
+        ctx.inverse_norm = None if norm is None else inverse(step.data[-2])
+        ctx.dtypes = (draft.dtype, weight.dtype, torch.float32)
+        ctx.used = False
+        ctx.save_for_backward(*kept)
+        loss = step.data[-4].to(torch.float32)
+        ctx.mark_non_differentiable(step.data)
+        ctx.set_materialize_grads(False)
+        return loss, step.data, step.rows
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_loss: Optional[Tensor], *_: Any) -> Tuple[Optional[Tensor], ...]:  # type: ignore[override]
+        if ctx.used:
+            raise RuntimeError(_TWICE)
+        if grad_loss is None:
+            return (None,) * 6
+        ctx.used = True
+        upstream = grad_loss.to(torch.float64)
+        if ctx.inverse_norm is not None:
+            upstream = upstream * ctx.inverse_norm
+        grads = [
+            None if grad is None else scaled(grad, upstream, dtype)
+            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes)
+        ]
+        return (*grads, None, None, None)

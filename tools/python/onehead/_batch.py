@@ -1,0 +1,207 @@
+"""A step's tensors, checked and brought into the shapes and dtypes that the library takes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from ._library import InvalidArgument
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_INTEGERS = (torch.int32, torch.int64)
+
+
+class Batch(NamedTuple):
+    """Matrices are 2-D with unit column stride, the others 1-D. None: not given."""
+
+    draft: Tensor  # [T, H]
+    weight: Tensor  # [V, H]
+    bias: Optional[Tensor]  # f32 [V]
+    target: Optional[Tensor]  # [S, H or Ht], of draft's dtype
+    target_weight: Optional[Tensor]  # [V, Ht]
+    target_bias: Optional[Tensor]  # f32 [V]
+    target_row: Optional[Tensor]  # i32 or i64 [T]
+    labels: Optional[Tensor]  # i32 or i64 [T]
+    mask: Optional[Tensor]  # bool, u8 or f32 [T]
+
+
+def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
+    """The dtype that autocast would give a linear layer on this device; None outside of autocast."""
+    if device_type not in ("cpu", "cuda"):
+        return None
+    if hasattr(torch, "get_autocast_dtype"):
+        return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    if device_type == "cpu":
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+
+
+def _check_float(name: str, tensor: Tensor, dims: Optional[int] = None) -> None:
+    if type(tensor).__name__ == "DTensor":
+        raise InvalidArgument(
+            f"{name} is a DTensor: gather it first ({name}.full_tensor(), or call inside the module that FSDP unshards)"
+        )
+    if tensor.dtype not in _FLOATS:
+        raise InvalidArgument(f"{name} of {tensor.dtype}: expected float32, bfloat16 or float16")
+    if dims is not None and tensor.dim() != dims or tensor.dim() < 1:
+        raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected {dims or 'at least 1'} dimensions")
+
+
+def _rows(name: str, tensor: Tensor, columns: int) -> Tensor:
+    """[..., columns] as [rows, columns]; a copy only where no row stride describes it."""
+    if tensor.shape[-1] != columns:
+        raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected {columns} columns, as its weight has")
+    rows = tensor.reshape(-1, columns)
+    strided = rows.stride(1) == 1 and rows.stride(0) >= columns
+    return rows if strided or rows.shape[0] <= 1 and rows.is_contiguous() else rows.contiguous()
+
+
+def _weight(name: str, tensor: Tensor) -> Tensor:
+    _check_float(name, tensor, 2)
+    if tensor.shape[0] > 1 and (tensor.stride(1) != 1 or tensor.stride(0) < tensor.shape[1]):
+        raise InvalidArgument(
+            f"{name} of shape {tuple(tensor.shape)} with strides {tensor.stride()}: expected rows of adjacent elements; "
+            "a copy every step would cost as much memory as the weight, so make it contiguous once"
+        )
+    return tensor
+
+
+def _vector(name: str, tensor: Optional[Tensor], count: int) -> Optional[Tensor]:
+    if tensor is None:
+        return None
+    if tensor.numel() != count:
+        raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected {count} elements, one for each draft row")
+    return tensor.reshape(-1).contiguous()
+
+
+def _bias(name: str, tensor: Optional[Tensor], vocab: int) -> Optional[Tensor]:
+    if tensor is None:
+        return None
+    _check_float(name, tensor, 1)
+    if tensor.shape[0] != vocab:
+        raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected [{vocab}], one for each row of lm_head")
+    return tensor.to(torch.float32).contiguous()
+
+
+def _integers(name: str, tensor: Optional[Tensor], count: int) -> Optional[Tensor]:
+    if tensor is not None and tensor.dtype not in _INTEGERS:
+        raise InvalidArgument(f"{name} of {tensor.dtype}: expected int32 or int64")
+    return _vector(name, tensor, count)
+
+
+def _mask(tensor: Optional[Tensor], count: int) -> Optional[Tensor]:
+    if tensor is not None and tensor.dtype not in (torch.bool, torch.uint8, torch.float32):
+        tensor = tensor.to(torch.float32)
+    return _vector("loss_mask", tensor, count)
+
+
+def _refuse_target_grad(**tensors: Union[Tensor, bool, None]) -> None:
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            raise InvalidArgument(f"{name} requires a gradient, and the target is a constant: pass {name}.detach()")
+
+
+def make_batch(
+    draft_hidden: Tensor,
+    lm_head: Tensor,
+    target_hidden: Optional[Tensor] = None,
+    target_row: Optional[Tensor] = None,
+    labels: Optional[Tensor] = None,
+    loss_mask: Optional[Tensor] = None,
+    target_lm_head: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    target_bias: Union[Tensor, bool, None] = None,
+    block_size: int = 1,
+) -> Batch:
+    """Checks a step's tensors. Draft, weight and bias stay in autograd's graph."""
+    _check_float("draft_hidden", draft_hidden)
+    weight = _weight("lm_head", lm_head)
+    vocab = weight.shape[0]
+    draft = _rows("draft_hidden", draft_hidden, weight.shape[1])
+    rows = draft.shape[0]
+    if rows % block_size != 0:
+        raise InvalidArgument(f"{rows} draft rows: expected whole blocks, a multiple of block_size {block_size}")
+    if torch.is_grad_enabled():
+        _refuse_target_grad(target_hidden=target_hidden, target_lm_head=target_lm_head, target_bias=target_bias)
+
+    target, target_weight = None, None
+    if target_hidden is not None:
+        _check_float("target_hidden", target_hidden)
+        if target_lm_head is not None:
+            target_weight = _weight("target_lm_head", target_lm_head.detach())
+            if target_weight.shape[0] != vocab:
+                raise InvalidArgument(f"target_lm_head has {target_weight.shape[0]} rows and lm_head {vocab}")
+        columns = (weight if target_weight is None else target_weight).shape[1]
+        target = _rows("target_hidden", target_hidden.detach(), columns)
+        if target_row is None and target.shape[0] != rows:
+            raise InvalidArgument(
+                f"target_row: missing with {rows} draft and {target.shape[0]} target rows; "
+                "expected as many of each, or the map"
+            )
+    elif target_row is not None or target_lm_head is not None:
+        raise InvalidArgument("target_row and target_lm_head have no meaning without target_hidden")
+
+    cast = autocast_dtype(draft.device.type)
+    hidden = draft.dtype if target is None else torch.promote_types(draft.dtype, target.dtype)
+    draft = draft.to(cast or hidden)
+    target = None if target is None else target.to(cast or hidden)
+    if cast is not None:
+        weight = weight.to(cast)
+        target_weight = None if target_weight is None else target_weight.to(cast)
+    batch_bias = _bias("bias", bias, vocab)
+    batch_target_bias = None
+    if target is not None and target_bias is not False:
+        if isinstance(target_bias, Tensor):
+            batch_target_bias = _bias("target_bias", target_bias.detach(), vocab)
+        elif batch_bias is not None:
+            batch_target_bias = batch_bias.detach()
+    batch = Batch(
+        draft,
+        weight,
+        batch_bias,
+        target,
+        target_weight,
+        batch_target_bias,
+        _integers("target_row", target_row, rows),
+        _integers("labels", labels, rows),
+        _mask(loss_mask, rows),
+    )
+    for name, tensor in zip(Batch._fields[:6], batch[:6]):
+        if tensor is not None and tensor.device != draft.device:
+            raise InvalidArgument(f"{name} is on {tensor.device} and draft_hidden on {draft.device}")
+    return batch
+
+
+class HostCopyWarning(UserWarning):
+    """A row-selection tensor lay on a CUDA device: it was copied to the host, which waits for the device."""
+
+
+def to_host(name: str, tensor: Optional[Tensor]) -> Optional[Tensor]:
+    """Row selection happens on the host. A tensor that lies elsewhere costs one synchronisation, said once a process."""
+    if tensor is None or tensor.device.type == "cpu":
+        return tensor
+    if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise InvalidArgument(f"{name} is on {tensor.device}: a captured step needs it in host memory")
+    warnings.warn(
+        f"onehead: {name} is on {tensor.device}; rows are selected on the host, so it is copied there and the device "
+        "waited for. Pass the CPU tensor that it was made from to avoid the wait.",
+        HostCopyWarning,
+        stacklevel=2,
+    )
+    return tensor.to("cpu")
+
+
+def bias_column(batch: Batch) -> Tuple[Batch, int]:
+    """The batch with a column more, 1 in draft rows and 0 in weights, so that the head's gradient in that column is the
+    bias's (times `scale`): logits stay as they are. Padded to 8 columns, which 16-bit products like."""
+    hidden = batch.draft.shape[1]
+    pad = torch.nn.functional.pad
+    draft = pad(batch.draft, (0, 8))
+    draft[:, hidden] = 1
+    target = batch.target
+    if target is not None and batch.target_weight is None:
+        target = pad(target, (0, 8))
+    return batch._replace(draft=draft, weight=pad(batch.weight, (0, 8)), target=target), hidden

@@ -1,0 +1,106 @@
+"""The loss as one opaque operation for torch.compile, on PyTorch versions that have torch.library.custom_op."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from . import _structs as S
+from ._batch import Batch
+from ._library import InvalidArgument
+from ._options import Options
+from ._step import inverse, run_step, sum_count
+
+AVAILABLE = hasattr(torch.library, "custom_op")
+
+
+def compiling() -> bool:
+    """Whether torch.compile is tracing the call."""
+    return AVAILABLE and torch.compiler.is_compiling()
+
+
+def _norm_tensor(norm: Union[Tensor, float, None], device: torch.device) -> Optional[Tensor]:
+    if norm is None:
+        return None
+    if isinstance(norm, Tensor):
+        return norm.detach()
+    return torch.full((), float(norm), dtype=torch.float64, device=device)
+
+
+def opaque_draft_loss(
+    batch: Batch, options: Options, norm: Union[Tensor, float, None], needs: Sequence[bool]
+) -> Tuple[Tensor, Tensor]:
+    """Loss and figures by way of the operation."""
+    if options.rows:
+        raise InvalidArgument("rows=True is not supported inside torch.compile")
+    n = _norm_tensor(norm, batch.draft.device)
+    outputs = torch.ops.onehead.draft_loss(*batch, n, options.encode(), list(needs))
+    return outputs[0], outputs[1]
+
+
+if AVAILABLE:
+
+    @torch.library.custom_op("onehead::draft_loss", mutates_args=())
+    def _draft_loss(
+        draft: Tensor,
+        weight: Tensor,
+        bias: Optional[Tensor],
+        target: Optional[Tensor],
+        target_weight: Optional[Tensor],
+        target_bias: Optional[Tensor],
+        target_row: Optional[Tensor],
+        labels: Optional[Tensor],
+        mask: Optional[Tensor],
+        norm: Optional[Tensor],
+        options: str,
+        needs: List[bool],
+    ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        batch = Batch(draft, weight, bias, target, target_weight, target_bias, target_row, labels, mask)
+        opts = Options.decode(options)
+        produce = opts.produce
+        produce |= S.PRODUCE_GRAD if needs[0] else 0
+        produce |= S.PRODUCE_HEAD_GRAD if needs[1] else 0
+        step = run_step(opts, batch, produce, norm=norm, trains=needs[1], bias_grad=needs[2])
+        none = draft.new_empty(0, dtype=torch.float32)
+        grads = (step.draft_grad, step.head_grad if needs[1] else None, step.bias_grad)
+        kept = [none.clone() if grad is None else grad.contiguous() for grad in grads]
+        return step.data[-4].to(torch.float32), step.data, kept[0], kept[1], kept[2]
+
+    @_draft_loss.register_fake
+    def _fake(draft, weight, bias, target, target_weight, target_bias, target_row, labels, mask, norm, options, needs):  # type: ignore[no-untyped-def]
+        opts = Options.decode(options)
+        f32 = torch.float32
+        return (
+            draft.new_empty((), dtype=f32),
+            draft.new_empty(sum_count(opts) + 4, dtype=torch.float64),
+            draft.new_empty(draft.shape if needs[0] else 0, dtype=getattr(torch, opts.grad_dtype) if needs[0] else f32),
+            draft.new_empty(weight.shape if needs[1] else 0, dtype=f32),
+            draft.new_empty(weight.shape[:1] if needs[2] else 0, dtype=f32),
+        )
+
+    def _setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, ...]) -> None:
+        _, data, *kept = output
+        ctx.save_for_backward(data, *kept)
+        ctx.needs = inputs[-1]
+        ctx.given_norm = inputs[9] is not None
+        ctx.dtypes = (inputs[0].dtype, inputs[1].dtype, torch.float32)
+        ctx.mark_non_differentiable(data, *kept)
+
+    def _backward(ctx: Any, grad_loss: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
+        data, *kept = ctx.saved_tensors
+        upstream = grad_loss.to(torch.float64)
+        if ctx.given_norm:
+            upstream = upstream * inverse(data[-2])
+        factor = upstream.to(torch.float32).reshape(1)
+        grads = [
+            torch.mul(grad, factor).to(dtype) if need else None
+            for grad, dtype, need in zip(kept, ctx.dtypes, ctx.needs)
+        ]
+        return (*grads, *(None,) * 9)
+
+    _draft_loss.register_autograd(_backward, setup_context=_setup)
+
+
+__all__ = ["AVAILABLE", "compiling", "opaque_draft_loss"]

@@ -1,0 +1,215 @@
+"""The command's options as one immutable value, and the C request that it becomes."""
+
+from __future__ import annotations
+
+import ast
+import ctypes as C
+import dataclasses
+import functools
+import math
+import re
+from typing import Any, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+
+from . import _structs as S
+from ._library import InvalidArgument, check, library
+
+Terms = Union[str, Mapping[str, float], None]
+Decay = Union[str, Tuple[str, float], Tuple[str]]
+Memory = Union[int, str, None]
+
+METRICS = ("all", "one-read", "none")
+_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Everything about a step but its tensors. Plain, hashable values, as `functions.py` documents them."""
+
+    terms: str
+    decay: str
+    topk: Tuple[int, ...]
+    labels: str
+    norm: str
+    gap: str
+    block_size: int
+    first_slot: int
+    eta: float
+    label_smoothing: float
+    z_loss: float
+    scale: float
+    softcap: float
+    target_scale: float
+    target_softcap: float
+    vocab_valid: int
+    policy: str
+    chunk: int
+    memory: int
+    tile: str
+    metrics: str
+    rows: bool
+    grad_dtype: str
+    backend: Optional[str]
+    threads: int
+
+    def encode(self) -> str:
+        """A text that `decode` reads: what an opaque operation can carry."""
+        return repr(dataclasses.astuple(self))
+
+    @staticmethod
+    @functools.lru_cache(maxsize=256)
+    def decode(text: str) -> "Options":
+        return Options(*ast.literal_eval(text))
+
+    @property
+    def produce(self) -> int:
+        """OH_PRODUCE_* bits of a loss without its gradients."""
+        produce = S.PRODUCE_LOSS
+        if self.metrics != "none":
+            produce |= S.PRODUCE_METRICS | (S.PRODUCE_TOP_K if self.topk else 0)
+        if self.metrics == "all":
+            produce |= S.PRODUCE_OVERLAP
+        if self.rows:
+            produce |= S.PRODUCE_ROWS | ((S.PRODUCE_TOP_K | S.PRODUCE_TOP_K_ROWS) if self.topk else 0)
+        return produce
+
+
+def _choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    if value in choices:
+        return value
+    raise InvalidArgument(f"{name} {value!r}: expected one of {', '.join(choices)}")
+
+
+def _terms_text(terms: Terms) -> str:
+    if isinstance(terms, str):
+        return terms
+    return ",".join(f"{name}={float(weight)!r}" for name, weight in terms.items())
+
+
+def _decay_text(decay: Decay) -> str:
+    if decay is None or isinstance(decay, str):
+        return decay or "none"
+    return ":".join([str(decay[0])] + [repr(float(value)) for value in decay[1:]])
+
+
+def memory_bytes(memory: Memory) -> int:
+    """Bytes of a budget as the command writes it: 2147483648, "2G", "512M"; 0 for None."""
+    if memory is None:
+        return 0
+    if isinstance(memory, int):
+        return memory
+    match = re.fullmatch(r"(\d+)([KMG]?)", memory)
+    if not match:
+        raise InvalidArgument(f"memory {memory!r}: expected bytes, or a number with K, M or G behind it")
+    return int(match.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)]
+
+
+def _norm_kind(norm: Any) -> str:
+    """The rule that the plan applies; a caller's own N is applied outside of it, so that it can change every step."""
+    if isinstance(norm, str):
+        return _choice("norm", norm, ("weights", "count", "none"))
+    if isinstance(norm, torch.Tensor):
+        if norm.numel() != 1:
+            raise InvalidArgument(f"norm of shape {tuple(norm.shape)}: expected a scalar")
+        return "none"
+    if not (isinstance(norm, (int, float)) and 0 <= norm < math.inf):
+        raise InvalidArgument(f"norm {norm!r}: expected weights, count, none, a number that is not negative, or a tensor")
+    return "none"
+
+
+def make_options(
+    *,
+    terms: Terms,
+    decay: Decay,
+    norm: Any,
+    topk: Sequence[int],
+    labels: str,
+    gap: str = "stop",
+    block_size: int = 16,
+    first_slot: int = 1,
+    eta: float = 3.0,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    scale: Optional[float] = None,
+    softcap: Optional[float] = None,
+    target_scale: Optional[float] = None,
+    target_softcap: Optional[float] = None,
+    vocab_valid: Optional[int] = None,
+    policy: str = "cached",
+    chunk: Optional[int] = None,
+    memory: Memory = None,
+    tile: Optional[str] = None,
+    metrics: str = "all",
+    rows: bool = False,
+    grad_dtype: Optional[torch.dtype] = None,
+    backend: Optional[str] = None,
+    threads: Optional[int] = None,
+) -> Options:
+    """Options from the arguments of the public functions."""
+    if grad_dtype is not None and grad_dtype not in _DTYPE_NAMES:
+        raise InvalidArgument(f"grad_dtype {grad_dtype}: expected torch.float32, torch.bfloat16 or torch.float16")
+    scale = 1.0 if scale is None else float(scale)
+    softcap = 0.0 if softcap is None else float(softcap)
+    return Options(
+        terms=_terms_text(terms),
+        decay=_decay_text(decay),
+        topk=tuple(sorted({int(k) for k in topk})) if topk else (),
+        labels=_choice("labels", labels, S.LABELS),
+        norm=_norm_kind(norm),
+        gap=_choice("gap", gap, S.GAPS),
+        block_size=int(block_size),
+        first_slot=int(first_slot),
+        eta=float(eta),
+        label_smoothing=float(label_smoothing),
+        z_loss=float(z_loss),
+        scale=scale,
+        softcap=softcap,
+        target_scale=scale if target_scale is None else float(target_scale),
+        target_softcap=softcap if target_softcap is None else float(target_softcap),
+        vocab_valid=int(vocab_valid or 0),
+        policy=_choice("policy", policy, S.POLICIES),
+        chunk=int(chunk or 0),
+        memory=memory_bytes(memory),
+        tile=_choice("tile", tile or "auto", tuple(S.TILES)),
+        metrics=_choice("metrics", metrics, METRICS),
+        rows=bool(rows),
+        grad_dtype=_DTYPE_NAMES[grad_dtype or torch.float32],
+        backend=backend,
+        threads=int(threads or 0),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def request_of(options: Options) -> S.Request:
+    """The C request with all but shapes, dtypes and wishes. Shared: copy before changing."""
+    lib, error, request = library(), S.Error(), S.Request()
+    lib.oh_request_init(C.byref(request))
+    objective = request.objective
+    check(lib.oh_objective_set_terms(objective, options.terms.encode(), error), error)
+    check(lib.oh_objective_set_decay(objective, options.decay.encode(), error), error)
+    objective.top_k_count = 0
+    if options.topk:
+        check(lib.oh_objective_set_top_k(objective, ",".join(map(str, options.topk)).encode(), error), error)
+    objective.labels = S.LABELS.index(options.labels)
+    objective.norm = S.NORMS.index(options.norm)
+    objective.gap = S.GAPS.index(options.gap)
+    objective.block_size = options.block_size
+    objective.first_slot = options.first_slot
+    objective.eta = options.eta
+    objective.label_smoothing = options.label_smoothing
+    objective.z_loss = options.z_loss
+    request.scale, request.softcap = options.scale, options.softcap
+    request.target_scale, request.target_softcap = options.target_scale, options.target_softcap
+    request.vocab_valid = options.vocab_valid
+    request.policy = S.POLICIES.index(options.policy)
+    request.tile = S.TILES[options.tile]
+    request.chunk = options.chunk
+    request.memory = options.memory
+    request.grad_dtype = S.DTYPES[getattr(torch, options.grad_dtype)]
+    return request
+
+
+def copy_request(options: Options) -> S.Request:
+    """A request of the caller's own to complete."""
+    return S.Request.from_buffer_copy(request_of(options))

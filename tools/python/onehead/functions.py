@@ -1,0 +1,331 @@
+"""The public functions: draft_loss, topk, weight_sum. plan is in plans.py."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from . import _structs as S
+from ._autograd import DraftLoss
+from ._batch import Batch, make_batch
+from ._library import InvalidArgument
+from ._opaque import compiling, opaque_draft_loss
+from ._options import Decay, Memory, Options, Terms, make_options
+from ._step import run_step
+from .metrics import Metrics, Spec
+
+Labels = Union[Tensor, str, None]
+Norm = Union[str, float, Tensor]
+
+
+def _judged_by(labels: Labels, has_target: bool) -> Tuple[str, Optional[Tensor]]:
+    """How a row's y is found, and the labels where they are given."""
+    if isinstance(labels, Tensor):
+        return "given", labels
+    if labels not in (None, "target"):
+        raise InvalidArgument(f"labels {labels!r}: expected a tensor, None or 'target'")
+    if not has_target:
+        raise InvalidArgument("labels: missing, and there is no target_hidden to judge rows by")
+    return "target", None
+
+
+def prepare(
+    draft_hidden: Tensor,
+    lm_head: Tensor,
+    target_hidden: Optional[Tensor],
+    target_row: Optional[Tensor],
+    labels: Labels,
+    loss_mask: Optional[Tensor],
+    target_lm_head: Optional[Tensor],
+    bias: Optional[Tensor],
+    target_bias: Union[Tensor, bool, None],
+    terms: Terms,
+    options: dict,
+) -> Tuple[Options, Batch]:
+    """Options and batch of a call of draft_loss or plan."""
+    has_target = target_hidden is not None
+    judged, given = _judged_by(labels, has_target)
+    if terms is None:
+        terms = "kl=1" if has_target else "ce=1"
+    made = make_options(terms=terms, labels=judged, **options)
+    batch = make_batch(
+        draft_hidden,
+        lm_head,
+        target_hidden,
+        target_row,
+        given,
+        loss_mask,
+        target_lm_head,
+        bias,
+        target_bias,
+        made.block_size,
+    )
+    return made, batch
+
+
+def draft_loss(
+    draft_hidden: Tensor,
+    lm_head: Tensor,
+    target_hidden: Optional[Tensor] = None,
+    target_row: Optional[Tensor] = None,
+    labels: Labels = None,
+    loss_mask: Optional[Tensor] = None,
+    *,
+    block_size: int = 16,
+    first_slot: int = 1,
+    terms: Terms = None,
+    decay: Decay = ("exp", 10.0),
+    norm: Norm = "weights",
+    topk: Sequence[int] = (1, 4, 8),
+    gap: str = "stop",
+    policy: str = "cached",
+    chunk: Optional[int] = None,
+    memory: Memory = None,
+    tile: Optional[str] = None,
+    target_lm_head: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    target_bias: Union[Tensor, bool, None] = None,
+    scale: Optional[float] = None,
+    softcap: Optional[float] = None,
+    target_scale: Optional[float] = None,
+    target_softcap: Optional[float] = None,
+    vocab_valid: Optional[int] = None,
+    eta: float = 3.0,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    metrics: str = "all",
+    rows: bool = False,
+    grad_dtype: Optional[torch.dtype] = None,
+    backend: Optional[str] = None,
+    threads: Optional[int] = None,
+) -> Tuple[Tensor, Metrics]:
+    """Loss of a drafter's hidden states, with every figure of the step, in one pass over the vocabulary.
+
+    The projection onto the vocabulary runs once for the drafter and once for the target, whoever needs the logits; the
+    gradient is formed in the same pass and scaled by the upstream gradient in ``backward()``.
+
+    Tensors (T draft rows, S target rows, hidden sizes H and Ht, vocabulary V; float32, bfloat16 or float16):
+
+    draft_hidden
+        ``[..., H]``, the drafter's hidden states after its final norm. Leading dimensions are flattened to T rows, which
+        lie in blocks of ``block_size``: T must be a multiple of it.
+    lm_head
+        ``[V, H]``, a linear layer's weight. Frozen unless it requires a gradient: then it gets one (through the draft
+        logits only: the target is a constant even where both use one weight).
+    target_hidden
+        ``[..., Ht]``, the target's hidden states after its final norm, S rows. Constant: a tensor that requires a
+        gradient is refused. Hidden states of two dtypes are brought to the wider one.
+    target_row
+        int32 or int64 ``[T]``: for each draft row the target row that predicts the same token. None: row for row, S = T.
+    labels
+        int32 or int64 ``[T]``, the token that each row predicts, already shifted: rows are then judged by it, and rows
+        whose label is out of [0, V) (-100, say) are unsupervised. None or "target": judged by the target's argmax.
+    loss_mask
+        ``[T]``, bool, or numbers that multiply a row's weight; 0: unsupervised. None: all 1.
+    target_lm_head, bias, target_bias
+        ``[V, Ht]``, the target's own head; ``[V]`` f32 added to logits. target_bias None: bias; False: none.
+
+    Row selection is static: target_row, labels and loss_mask are read on the host. CPU tensors are taken as they are; for
+    CUDA tensors the call copies them and waits for the device, with a HostCopyWarning.
+
+    Objective (design of the command ``onehead run``, which has the same names and defaults):
+
+    block_size, first_slot
+        Rows of a block, and the first supervised slot (0 where the anchor is supervised too).
+    terms
+        Factors of ``ce``, ``kl``, ``rkl``, ``jsd``, ``tv``, ``nla``, ``lk_hybrid``, ``cap``: a dict, or "kl=1,cap=0.1".
+        None: kl = 1, or ce = 1 without a target.
+    decay
+        Weight by slot: "none", ("exp", gamma), ("power", gamma), ("dpace", a), or as text, "exp:10".
+    norm
+        What the sum of weighted losses is divided by: "weights", "count", "none", a number, or a scalar tensor (on any
+        device, not waited for): a global count under gradient accumulation or data parallelism; see weight_sum.
+    eta, label_smoothing, z_loss
+        Of lk_hybrid, ce and ce.
+    scale, softcap, target_scale, target_softcap, vocab_valid
+        logit = softcap * tanh(x / softcap), x = scale * raw + bias; the target's default to the drafter's (0: no cap).
+        Columns from vocab_valid on are padding.
+    topk, gap, metrics, rows
+        Sizes of the top-K figures, 1 to 64; whether an unsupervised slot stops a streak or is skipped; "all", "one-read"
+        (no alpha and tau, which need a second read of the logits) or "none"; per-row figures in ``Metrics.rows``.
+
+    Execution:
+
+    policy, chunk, memory, tile
+        "cached", "recompute", "naive" or "auto"; rows a chunk; bytes for workspace and converted weights ("2G"); "auto",
+        "f32", "bf16", "f16" or "diff". All give the same numbers up to rounding. See plan().
+    grad_dtype
+        Of the gradient that is kept between forward and backward, torch.float32 by default.
+    backend, threads
+        Name or path of a backend; None: "openblas" for CPU tensors, "cuda" for CUDA tensors. Threads of a CPU backend;
+        None: torch.get_num_threads().
+
+    Returns the loss, a float32 scalar that backward() can be called on once, and the step's Metrics. Under no_grad, or
+    where nothing requires a gradient, no gradient is formed. Under autocast, hidden states and weights are cast as a
+    linear layer's would be. Raises InvalidArgument (a ValueError), NoBackend, OutOfMemory or OneheadError.
+    """
+    options, batch = prepare(
+        draft_hidden,
+        lm_head,
+        target_hidden,
+        target_row,
+        labels,
+        loss_mask,
+        target_lm_head,
+        bias,
+        target_bias,
+        terms,
+        dict(
+            decay=decay,
+            norm=norm,
+            topk=topk,
+            gap=gap,
+            block_size=block_size,
+            first_slot=first_slot,
+            eta=eta,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            scale=scale,
+            softcap=softcap,
+            target_scale=target_scale,
+            target_softcap=target_softcap,
+            vocab_valid=vocab_valid,
+            policy=policy,
+            chunk=chunk,
+            memory=memory,
+            tile=tile,
+            metrics=metrics,
+            rows=rows,
+            grad_dtype=grad_dtype,
+            backend=backend,
+            threads=threads,
+        ),
+    )
+    given = None if isinstance(norm, str) else norm
+    spec = Spec(options, options.produce, batch.target is not None, given is not None)
+    needs = [t is not None and t.requires_grad and torch.is_grad_enabled() for t in batch[:3]]
+    if needs[2] and options.scale == 0:
+        raise InvalidArgument("bias requires a gradient and scale is 0: not supported")
+    if compiling():
+        loss, data = opaque_draft_loss(batch, options, given, needs)
+        return loss, Metrics(data, spec)
+    if any(needs):
+        loss, data, row_figures = DraftLoss.apply(*batch[:3], batch, options, given)
+        return loss, Metrics(data, spec, row_figures)
+    step = run_step(options, batch, options.produce, norm=given, trains=lm_head.requires_grad)
+    return step.data[-4].to(torch.float32), Metrics(step.data, spec, step.rows)
+
+
+class TopK(NamedTuple):
+    """What a draft tree is built from."""
+
+    ids: Tensor  # int64 [..., k]: descending by logit, ties by lowest id; -1 where the vocabulary ends
+    logprobs: Tensor  # float32 [..., k]
+
+
+@torch.no_grad()
+def topk(
+    draft_hidden: Tensor,
+    lm_head: Tensor,
+    k: int,
+    *,
+    row_mask: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    scale: Optional[float] = None,
+    softcap: Optional[float] = None,
+    vocab_valid: Optional[int] = None,
+    chunk: Optional[int] = None,
+    memory: Memory = None,
+    tile: Optional[str] = None,
+    backend: Optional[str] = None,
+    threads: Optional[int] = None,
+) -> TopK:
+    """The k most probable tokens of each row and their log-probabilities, in one projection; no gradient.
+
+    draft_hidden ``[..., H]``, lm_head ``[V, H]``, ``1 <= k <= 64``. row_mask ``[...]``: rows where it is 0 are not
+    computed and get id -1. The other arguments are draft_loss's.
+    """
+    options = make_options(
+        terms="ce=1",
+        labels="given",
+        decay="none",
+        norm="none",
+        topk=(k,),
+        block_size=1,
+        first_slot=0,
+        scale=scale,
+        softcap=softcap,
+        vocab_valid=vocab_valid,
+        policy="auto",
+        chunk=chunk,
+        memory=memory,
+        tile=tile,
+        metrics="none",
+        backend=backend,
+        threads=threads,
+    )
+    lead = draft_hidden.shape[:-1]
+    label = torch.zeros(math.prod(lead), dtype=torch.int32)  # any in range: without one a row isn't computed
+    batch = make_batch(draft_hidden, lm_head, labels=label, loss_mask=row_mask, bias=bias)
+    step = run_step(options, batch, S.PRODUCE_TOP_K | S.PRODUCE_TOP_K_ROWS, trains=lm_head.requires_grad)
+    ids, logprobs = step.topk
+    return TopK(ids.long().reshape(*lead, k), logprobs.reshape(*lead, k))
+
+
+@torch.no_grad()
+def weight_sum(
+    loss_mask: Optional[Tensor] = None,
+    labels: Optional[Tensor] = None,
+    *,
+    rows: Optional[int] = None,
+    vocab: Optional[int] = None,
+    block_size: int = 16,
+    first_slot: int = 1,
+    decay: Decay = ("exp", 10.0),
+    norm: str = "weights",
+) -> Tensor:
+    """N of a batch before its step: the sum of weights (``norm="weights"``) or of the mask (``"count"``).
+
+    For normalisers that span micro-batches or ranks: add the results (torch.distributed.all_reduce), then pass the sum
+    as ``norm`` to draft_loss. loss_mask and labels as there; without either, ``rows`` says how many there are. ``vocab``:
+    V, needed with labels. Returns a float64 scalar on the arguments' device; nothing waits for it.
+    D-PACE's weights come out of the drafter's probabilities, so their sum is not known before the step: refused.
+    """
+    kind, parameter = _decay_parts(decay)
+    if norm not in ("weights", "count"):
+        raise InvalidArgument(f"norm {norm!r}: expected weights or count")
+    if kind == "dpace" and norm == "weights":
+        raise InvalidArgument("decay dpace: the sum of its weights is known only after the step")
+    sizes = {t.numel() for t in (loss_mask, labels) if t is not None} | ({rows} if rows is not None else set())
+    if len(sizes) != 1:
+        raise InvalidArgument(f"rows {sorted(sizes)}: expected one count of rows, from loss_mask, labels or rows")
+    count = sizes.pop()
+    if count % block_size != 0:
+        raise InvalidArgument(f"{count} rows: expected whole blocks, a multiple of block_size {block_size}")
+    like = labels if loss_mask is None else loss_mask
+    device = None if like is None else like.device
+    weight = torch.ones(count, dtype=torch.float64, device=device)
+    if loss_mask is not None:
+        weight = weight * (loss_mask != 0 if loss_mask.dtype == torch.bool else loss_mask).reshape(-1)
+    if labels is not None:
+        if vocab is None:
+            raise InvalidArgument("vocab: missing, and labels are in range or not by it")
+        weight = weight * ((labels >= 0) & (labels < vocab)).reshape(-1).to(weight.device)
+    weight = weight.reshape(-1, block_size)[:, first_slot:]
+    if norm == "weights" and kind != "none":
+        slot = torch.arange(block_size - first_slot, dtype=torch.float64, device=device)
+        weight = weight * (torch.exp(-slot / parameter) if kind == "exp" else parameter**slot)
+    return weight.sum()
+
+
+def _decay_parts(decay: Any) -> Tuple[str, float]:
+    if isinstance(decay, str):
+        kind, _, text = decay.partition(":")
+        decay = (kind, float(text)) if text else (kind,)
+    kind, parameter = decay[0], float(decay[1]) if len(decay) > 1 else 0.0
+    if kind not in S.DECAYS or (kind != "none") != (len(decay) > 1):
+        raise InvalidArgument(f"decay {decay!r}: expected none, exp:GAMMA, power:GAMMA or dpace:A")
+    return kind, parameter

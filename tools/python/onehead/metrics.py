@@ -1,0 +1,264 @@
+"""A step's figures as sums and counts, so that steps and ranks can be added before anything is divided."""
+
+from __future__ import annotations
+
+import ctypes as C
+import dataclasses
+import math
+from typing import Any, Dict, Optional
+
+import torch
+from torch import Tensor
+
+from . import _structs as S
+from ._library import InvalidArgument, library
+from ._options import Options, request_of
+from ._step import Rows, sum_count
+
+# Behind the sums lie the loss, its numerator, its denominator and the number of draft rows.
+_EXTRA = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What the numbers of a Metrics mean."""
+
+    options: Options
+    produce: int
+    has_target: bool
+    given_norm: bool  # N came from the caller: losses of a step's parts add
+
+    @property
+    def adds_loss(self) -> bool:
+        return self.given_norm or self.options.norm == "none"
+
+
+class Metrics:
+    """Figures of one step, or of several added ones.
+
+    All tensors are float64 on the step's device and nothing waits for the device until a value is read (``ratios()``,
+    ``float(...)``). Sums are over supervised rows that are finite, unless said otherwise.
+
+    ``a + b`` adds steps (``sum([a, b, c])`` works too), ``all_reduce()`` adds ranks. Of the sum, ``loss`` is the ratio
+    of the added numerators and denominators where N follows from the batch (``norm`` "weights" and "count"); with
+    ``norm="none"`` or an N of the caller's it is the sum of the losses, as parts of one step add up.
+    """
+
+    def __init__(self, data: Tensor, spec: Spec, rows: Optional[Rows] = None) -> None:
+        self._data = data
+        self.spec = spec
+        #: Per-row figures, when ``rows=True`` asked for them; not kept by ``+``.
+        self.rows = rows
+
+    # ---- the tensors ----
+
+    def _fixed(self, index: int) -> Tensor:
+        return self._data[index]
+
+    @property
+    def loss(self) -> Tensor:
+        """Scalar: loss_num / loss_den."""
+        return self._data[-_EXTRA]
+
+    @property
+    def loss_num(self) -> Tensor:
+        """Scalar: sum of w * l."""
+        return self._data[-_EXTRA + 1]
+
+    @property
+    def loss_den(self) -> Tensor:
+        """Scalar: N."""
+        return self._data[-_EXTRA + 2]
+
+    @property
+    def row_count(self) -> Tensor:
+        """Scalar: draft rows T, supervised or not."""
+        return self._data[-_EXTRA + 3]
+
+    @property
+    def weight_sum(self) -> Tensor:
+        """Scalar: sum of w over all supervised rows."""
+        return self._fixed(S.SUM_WEIGHT)
+
+    @property
+    def mask_sum(self) -> Tensor:
+        """Scalar: sum of the mask over all supervised rows."""
+        return self._fixed(S.SUM_MASK)
+
+    @property
+    def supervised(self) -> Tensor:
+        """Scalar: supervised rows, finite or not."""
+        return self._fixed(S.SUM_SUPERVISED)
+
+    @property
+    def nonfinite_rows(self) -> Tensor:
+        """Scalar: supervised rows with NaN or infinite logits or loss: left out of everything but the counts."""
+        return self._fixed(S.SUM_NONFINITE)
+
+    @property
+    def blocks(self) -> Tensor:
+        """Scalar: blocks with a supervised row."""
+        return self._fixed(S.SUM_BLOCKS)
+
+    @property
+    def alpha_sum(self) -> Tensor:
+        """Scalar: sum over rows of the acceptance rate, sum of min(p, q). Needs ``metrics="all"`` and a target."""
+        return self._fixed(S.SUM_ALPHA)
+
+    @property
+    def tau_sum(self) -> Tensor:
+        """Scalar: sum over blocks of the expected accepted length. Needs ``metrics="all"`` and a target."""
+        return self._fixed(S.SUM_TAU)
+
+    @property
+    def draft_entropy_sum(self) -> Tensor:
+        """Scalar: sum over rows of H(p), in nats."""
+        return self._fixed(S.SUM_ENTROPY)
+
+    @property
+    def draft_top1_sum(self) -> Tensor:
+        """Scalar: sum over rows of the drafter's largest probability."""
+        return self._fixed(S.SUM_DRAFT_TOP1)
+
+    @property
+    def target_top1_sum(self) -> Tensor:
+        """Scalar: sum over rows of the target's largest probability."""
+        return self._fixed(S.SUM_TARGET_TOP1)
+
+    @property
+    def term_sums(self) -> Dict[str, Tensor]:
+        """For each term in use: sum of w * l_i, without the term's factor."""
+        used = request_of(self.spec.options).objective.terms
+        return {name: self._fixed(S.SUM_TERM + i) for i, name in enumerate(S.TERMS) if used >> i & 1}
+
+    def _top_k(self, offset: int) -> Dict[int, Tensor]:
+        if not self.spec.produce & S.PRODUCE_TOP_K:
+            return {}
+        return {k: self._fixed(S.SUM_FIXED + offset + i) for i, k in enumerate(self.spec.options.topk)}
+
+    @property
+    def hits(self) -> Dict[int, Tensor]:
+        """For each K: rows whose y is among the K largest draft logits."""
+        return self._top_k(0)
+
+    @property
+    def streak_sums(self) -> Dict[int, Tensor]:
+        """For each K: sum over blocks of the hits before the first miss."""
+        return self._top_k(len(self.spec.options.topk))
+
+    @property
+    def slot_hits(self) -> Tensor:
+        """[block_size]: top-1 hits of each slot."""
+        return self._data[-_EXTRA - 2 * self.spec.options.block_size : -_EXTRA - self.spec.options.block_size]
+
+    @property
+    def slot_count(self) -> Tensor:
+        """[block_size]: rows of each slot."""
+        return self._data[-_EXTRA - self.spec.options.block_size : -_EXTRA]
+
+    # ---- adding ----
+
+    def _same_kind(self, other: "Metrics") -> None:
+        mine, theirs = self.spec, other.spec
+        for what, a, b in (
+            ("terms", mine.options.terms, theirs.options.terms),
+            ("topk", mine.options.topk, theirs.options.topk),
+            ("block_size", mine.options.block_size, theirs.options.block_size),
+            ("metrics", mine.options.metrics, theirs.options.metrics),
+            ("norm", (mine.options.norm, mine.given_norm), (theirs.options.norm, theirs.given_norm)),
+        ):
+            if a != b:
+                raise InvalidArgument(f"metrics with {what} {a} and {b} can't be added")
+
+    def __add__(self, other: Any) -> "Metrics":
+        if isinstance(other, int) and other == 0:  # sum() starts from it
+            return self
+        if not isinstance(other, Metrics):
+            return NotImplemented
+        self._same_kind(other)
+        a, b = self._data, other._data.to(self._data.device)
+        data = a + b
+        first_a, first_b = a[S.SUM_FIRST_NONFINITE], b[S.SUM_FIRST_NONFINITE]
+        data[S.SUM_FIRST_NONFINITE] = torch.where(
+            (first_a > 0) & (first_b > 0), torch.minimum(first_a, first_b), torch.maximum(first_a, first_b)
+        )
+        if self.spec.adds_loss:
+            data[-_EXTRA + 2] = a[-_EXTRA + 2]
+        return Metrics(self._closed(data), self.spec)
+
+    __radd__ = __add__
+
+    def _closed(self, data: Tensor) -> Tensor:
+        """The loss from added numerators and denominators, where those are what adds."""
+        if not self.spec.adds_loss:
+            num, den = data[-_EXTRA + 1], data[-_EXTRA + 2]
+            data[-_EXTRA] = torch.where(den > 0, num / den, torch.zeros_like(num))
+        return data
+
+    def all_reduce(self, group: Any = None) -> "Metrics":
+        """The sum over the ranks of a process group (None: all), on every rank. Collective: all ranks must call it.
+
+        With an N of the caller's, ``loss`` adds as well and ``loss_den`` stays this rank's. ``first_nonfinite_row`` is
+        counted within whichever rank has the smallest.
+        """
+        import torch.distributed as dist
+
+        data, first = self._data.clone(), self._data[S.SUM_FIRST_NONFINITE].clone()
+        first = torch.where(first > 0, first, torch.full_like(first, math.inf))
+        dist.all_reduce(data, op=dist.ReduceOp.SUM, group=group)
+        dist.all_reduce(first, op=dist.ReduceOp.MIN, group=group)
+        data[S.SUM_FIRST_NONFINITE] = torch.where(torch.isinf(first), torch.zeros_like(first), first)
+        if self.spec.adds_loss:
+            data[-_EXTRA + 2] = self._data[-_EXTRA + 2]
+        return Metrics(self._closed(data), self.spec)
+
+    def to(self, device: Any) -> "Metrics":
+        """The same figures on another device."""
+        return Metrics(self._data.to(device), self.spec, self.rows)
+
+    # ---- reading ----
+
+    def ratios(self) -> Dict[str, Any]:
+        """Figures as Python numbers, with the keys of ``onehead run --json``. Waits for the device.
+
+        Figures that were not asked for or need a target that isn't there are None; ratios over nothing are 0.
+        """
+        options, results = self.spec.options, S.Results()
+        data = self._data.detach().to("cpu")
+        count, address = sum_count(options), data.data_ptr()
+        library().oh_results_from_sums(
+            request_of(options).objective,
+            address,
+            address + 8 * count,
+            self.spec.has_target,
+            self.spec.produce,
+            C.byref(results),
+        )
+        figures: Dict[str, Any] = {
+            "rows": int(data[-1]),
+            "supervised": results.supervised,
+            "blocks": results.blocks,
+            "nonfinite_rows": results.nonfinite_rows,
+            "first_nonfinite_row": results.first_nonfinite_row,
+        }
+        for name in ("weight_sum", "loss", "loss_num", "loss_den"):
+            figures[name] = _number(getattr(results, name))
+        figures["terms"] = {
+            name: results.terms[i] for i, name in enumerate(S.TERMS) if not math.isnan(results.terms[i])
+        }
+        figures["topk"] = {
+            str(top.k): {"hits": top.hits, "rate": top.rate, "streak_sum": top.streak_sum, "streak": top.streak}
+            for top in results.top_k[: results.top_k_count]
+        }
+        figures["slot_hits"] = [int(n) for n in results.slot_hits[: options.block_size]]
+        figures["slot_count"] = [int(n) for n in results.slot_count[: options.block_size]]
+        for name in ("eal", "alpha", "tau", "draft_entropy", "draft_top1", "target_top1"):
+            figures[name] = _number(getattr(results, name))
+        return figures
+
+    def __repr__(self) -> str:
+        return f"Metrics(terms={self.spec.options.terms!r}, topk={self.spec.options.topk}, device={self._data.device})"
+
+
+def _number(value: float) -> Optional[float]:
+    return None if math.isnan(value) else value
