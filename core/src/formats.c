@@ -35,6 +35,7 @@ oh_status oh_formats_choose(oh_formats *formats, const oh_request *request, uint
         r->target_hidden ? operand(&f, gemm_kinds, r->hidden_dtype, r->target_weight_dtype) : f.draft_operand;
     f.convert_weight = f.draft_operand != r->weight_dtype;
     f.convert_target_weight = r->target_hidden && f.target_operand != r->target_weight_dtype;
+    f.gather_target_weight = r->target_vocab != 0;
     f.cast_tile = !multiplies(gemm_kinds, f.draft_operand, f.tile_dtype);
     f.cast_target_tile = !multiplies(gemm_kinds, f.target_operand, f.tile_dtype);
     /* A 16-bit operand fixes the gradient tile; with f32 operands the tile's own dtype shows what it does. */

@@ -10,7 +10,8 @@ typedef struct oh_formats {
     int32_t draft_operand, target_operand;         /* dtype of gathered hidden states and weight in products */
     int32_t grad_dtype;                            /* of the gradient tile, which overwrites the draft tile */
     int32_t convert_weight, convert_target_weight; /* the weight's own dtype is not its operand dtype */
-    int32_t cast_tile;                             /* products come out in f32 and are rounded into the tile */
+    int32_t gather_target_weight; /* the target's head is multiplied a second time, by the draft's columns alone */
+    int32_t cast_tile;            /* products come out in f32 and are rounded into the tile */
     int32_t cast_target_tile;
     int32_t cast_grad; /* the gradient tile is widened to f32 for its products */
 } oh_formats;

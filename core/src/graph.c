@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PHASE_FIRST_READ, PHASE_SECOND_READ, PHASE_BACKWARD, PHASE_COUNT };
+enum { PHASE_FULL_TARGET, PHASE_FIRST_READ, PHASE_SECOND_READ, PHASE_BACKWARD, PHASE_COUNT };
 enum { NO_STAGE = -1, NO_NODE = -1 };
 
 /* A consumer under construction: its nodes by op, so that it asks for each thing once. */
@@ -18,7 +18,7 @@ typedef struct oh_consumer {
 
 static int32_t stage_of(const oh_graph_spec *spec, int32_t consumer, int phase) {
     if (phase == PHASE_SECOND_READ && !spec->panels) phase = PHASE_FIRST_READ;
-    if (spec->policy == OH_POLICY_CACHED) return 0;
+    if (spec->policy == OH_POLICY_CACHED) return phase == PHASE_FULL_TARGET ? PHASE_FULL_TARGET : PHASE_FIRST_READ;
     if (spec->policy == OH_POLICY_RECOMPUTE) return phase;
     return PHASE_COUNT * consumer + phase;
 }
@@ -42,7 +42,16 @@ static int32_t project(oh_consumer *c, int target, int phase) {
     if (*node != NO_NODE) return *node;
     const int32_t stage = stage_of(c->spec, c->index, phase);
     const int32_t rows = add(c, target ? OH_OP_GATHER_TARGET : OH_OP_GATHER_DRAFT, 0, NO_STAGE, NULL, 0);
-    return *node = add(c, target ? OH_OP_PROJECT_TARGET : OH_OP_PROJECT_DRAFT, 0, stage, &rows, 1);
+    const int32_t op = phase == PHASE_FULL_TARGET ? OH_OP_PROJECT_TARGET_FULL
+                       : target                   ? OH_OP_PROJECT_TARGET
+                                                  : OH_OP_PROJECT_DRAFT;
+    return *node = add(c, op, 0, stage, &rows, 1);
+}
+
+/* A statistic of the target over its whole vocabulary. Its tile is walked on its own, before the draft's. */
+static int32_t read_full_target(oh_consumer *c, int32_t op) {
+    const int32_t tile = project(c, 1, PHASE_FULL_TARGET);
+    return add(c, op, 0, stage_of(c->spec, c->index, PHASE_FULL_TARGET), &tile, 1);
 }
 
 static int32_t read_tile(oh_consumer *c, int32_t op, int32_t k, int draft, int target) {
@@ -87,6 +96,7 @@ int oh_graph_grad_needs_target(const oh_objective *objective) {
 /* The node that knows y: the target's argmax, or none where labels are given. */
 static int32_t label_node(oh_consumer *c) {
     if (c->spec->objective.labels != OH_LABELS_TARGET) return NO_NODE;
+    if (c->spec->subset) return read_full_target(c, OH_OP_ARGMAX_TARGET);
     return read_tile(c, OH_OP_ARGMAX_TARGET, 0, 0, 1);
 }
 
@@ -114,7 +124,7 @@ static int32_t build_loss(oh_graph *graph, const oh_graph_spec *spec) {
     const int second = (want & (OH_WANT_OVERLAP | OH_WANT_JSD)) != 0;
     const int32_t loss =
         add(&c, OH_OP_ROW_LOSS, 0, stage_of(spec, c.index, second ? PHASE_SECOND_READ : PHASE_FIRST_READ), in, n);
-    if (!(spec->produce & (OH_PRODUCE_GRAD | OH_PRODUCE_HEAD_GRAD))) return label;
+    if (!(spec->produce & (OH_PRODUCE_GRAD | OH_PRODUCE_HEAD_GRAD | OH_PRODUCE_BIAS_GRAD))) return label;
 
     const int32_t stage = stage_of(spec, c.index, PHASE_BACKWARD);
     const int32_t grad_inputs[3] = {project(&c, 0, PHASE_BACKWARD),
@@ -124,6 +134,7 @@ static int32_t build_loss(oh_graph *graph, const oh_graph_spec *spec) {
         const int32_t grad = add(&c, OH_OP_GRAD, 0, stage, &tile_grad, 1);
         add(&c, OH_OP_SCATTER, 0, stage, &grad, 1);
     }
+    if (spec->produce & OH_PRODUCE_BIAS_GRAD) add(&c, OH_OP_BIAS_GRAD, 0, stage, &tile_grad, 1);
     if (spec->produce & OH_PRODUCE_HEAD_GRAD) {
         const int32_t rows = add(&c, OH_OP_GATHER_DRAFT, 0, NO_STAGE, NULL, 0);
         const int32_t inputs[2] = {tile_grad, rows};
@@ -152,7 +163,11 @@ static int32_t build_metrics(oh_graph *graph, const oh_graph_spec *spec) {
     const int32_t label = in[n++] = label_node(&c);
     in[n++] = read_tile(&c, OH_OP_ARGMAX_DRAFT, 0, 1, 0);
     in[n++] = read_tile(&c, OH_OP_ENTROPY, 0, 1, 0);
-    if (overlap) in[n++] = read_again(&c, OH_OP_OVERLAP, 1, lse_draft, lse_target, NO_NODE);
+    const int32_t lse_full = spec->subset ? in[n++] = read_full_target(&c, OH_OP_LSE_TARGET_FULL) : NO_NODE;
+    if (overlap && spec->subset)
+        in[n++] = read_again(&c, OH_OP_OVERLAP_FULL, 1, lse_draft, lse_full, NO_NODE);
+    else if (overlap)
+        in[n++] = read_again(&c, OH_OP_OVERLAP, 1, lse_draft, lse_target, NO_NODE);
     if (rank) in[n++] = read_again(&c, OH_OP_RANK, 0, lse_draft, NO_NODE, label);
     const int phase = rank || overlap ? PHASE_SECOND_READ : PHASE_FIRST_READ;
     add(&c, OH_OP_METRICS, 0, stage_of(spec, c.index, phase), in, n);
@@ -167,6 +182,17 @@ static void build_top_k(oh_graph *graph, const oh_graph_spec *spec, int32_t k, i
     add_top_k_metrics(&c, k, label == NO_NODE ? label_node(&c) : label);
 }
 
+/* Stages that have nodes, numbered from 0 in order. */
+static void number_stages(oh_graph *graph) {
+    int32_t number[PHASE_COUNT * OH_GRAPH_CONSUMERS_MAX] = {0};
+    for (int64_t i = 0; i < graph->count; ++i)
+        if (graph->nodes[i].stage != NO_STAGE) number[graph->nodes[i].stage] = 1;
+    for (int32_t stage = 0; stage < PHASE_COUNT * OH_GRAPH_CONSUMERS_MAX; ++stage)
+        if (number[stage]) number[stage] = graph->stage_count++;
+    for (int64_t i = 0; i < graph->count; ++i)
+        if (graph->nodes[i].stage != NO_STAGE) graph->nodes[i].stage = number[graph->nodes[i].stage];
+}
+
 void oh_graph_build(oh_graph *graph, const oh_graph_spec *spec) {
     memset(graph, 0, sizeof *graph);
     int32_t label = NO_NODE;
@@ -176,8 +202,7 @@ void oh_graph_build(oh_graph *graph, const oh_graph_spec *spec) {
         for (int32_t k = 0; k < spec->objective.top_k_count; ++k)
             if (spec->objective.top_k[k] != 1 || !(spec->produce & OH_PRODUCE_METRICS))
                 build_top_k(graph, spec, spec->objective.top_k[k], label);
-    for (int64_t i = 0; i < graph->count; ++i)
-        if (graph->nodes[i].stage >= graph->stage_count) graph->stage_count = graph->nodes[i].stage + 1;
+    number_stages(graph);
 }
 
 static int same_node(const oh_node *a, const oh_node *b) {
@@ -240,9 +265,18 @@ static void node_cost(oh_node *node, const oh_graph_shape *s) {
         node->flops = 2 * rows * vocab * target_hidden;
         node->bytes = tile + (rows + vocab) * target_hidden * operand;
         break;
+    case OH_OP_PROJECT_TARGET_FULL: {
+        const double full = (double)s->target_vocab;
+        node->flops = 2 * rows * full * target_hidden;
+        node->bytes = rows * full * (double)s->tile_bytes + (rows + full) * target_hidden * operand;
+        break;
+    }
     case OH_OP_HEAD_GRAD:
         node->flops = 2 * rows * vocab * hidden;
         node->bytes = tile + rows * hidden * operand + 8 * vocab * hidden;
+        break;
+    case OH_OP_BIAS_GRAD:
+        node->bytes = tile;
         break;
     case OH_OP_SCATTER:
         node->bytes = 8 * rows * hidden;
@@ -255,34 +289,37 @@ static void node_cost(oh_node *node, const oh_graph_shape *s) {
     case OH_OP_TOP_K_METRICS:
         node->bytes = rows * (double)sizeof(oh_row_result);
         break;
-    default: { /* statistics: the tiles among the inputs */
+    default: /* statistics: the tiles among the inputs */
         break;
-    }
     }
 }
 
-static int is_projection(int32_t op) {
-    return op == OH_OP_PROJECT_DRAFT || op == OH_OP_PROJECT_TARGET;
+/* Bytes of the tile that a projection leaves, 0 for any other node. */
+static double tile_of(const oh_node *node, const oh_graph_shape *s) {
+    const double column = (double)s->rows * (double)s->tile_bytes;
+    if (node->op == OH_OP_PROJECT_TARGET_FULL) return column * (double)s->target_vocab;
+    return node->op == OH_OP_PROJECT_DRAFT || node->op == OH_OP_PROJECT_TARGET ? column * (double)s->vocab : 0;
 }
 
 void oh_graph_cost(oh_graph *graph, const oh_graph_shape *shape) {
-    const double tile = (double)shape->rows * (double)shape->vocab * (double)shape->tile_bytes;
     for (int64_t i = 0; i < graph->count; ++i) {
         oh_node *node = &graph->nodes[i];
         node->flops = node->bytes = 0;
         node_cost(node, shape);
         if (node->bytes != 0 || node->op == OH_OP_ROW_LOSS) continue;
         for (int32_t j = 0; j < node->input_count; ++j)
-            if (is_projection(graph->nodes[node->inputs[j]].op)) node->bytes += tile;
+            node->bytes += tile_of(&graph->nodes[node->inputs[j]], shape);
     }
 }
 
 const char *oh_op_name(int32_t op) {
     static const char *const names[OH_OP_COUNT] = {
-        "gather_draft", "gather_target", "project_draft", "project_target", "lse_draft", "lse_target",
-        "argmax_draft", "argmax_target", "label_logit",   "entropy",        "kl_sum",    "rkl_sum",
-        "logit_sum",    "topk",          "overlap",       "jsd_sum",        "rank",      "row_loss",
-        "metrics",      "topk_metrics",  "tile_grad",     "grad",           "head_grad", "scatter",
+        "gather_draft",    "gather_target", "project_draft", "project_target", "lse_draft",
+        "lse_target",      "argmax_draft",  "argmax_target", "label_logit",    "entropy",
+        "kl_sum",          "rkl_sum",       "logit_sum",     "topk",           "overlap",
+        "jsd_sum",         "rank",          "row_loss",      "metrics",        "topk_metrics",
+        "tile_grad",       "grad",          "head_grad",     "scatter",        "project_target_full",
+        "lse_target_full", "overlap_full",  "bias_grad",
     };
     return op >= 0 && op < OH_OP_COUNT ? names[op] : "unknown";
 }

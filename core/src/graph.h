@@ -24,6 +24,7 @@ typedef struct oh_graph_spec {
     uint32_t produce; /* OH_PRODUCE_* */
     int32_t policy;   /* not auto */
     int32_t has_target;
+    int32_t subset; /* the draft's vocabulary is a part of the target's, which is read whole for its argmax and alpha */
     int32_t panels; /* no whole tile exists: a second read is a stage of its own */
 } oh_graph_spec;
 
@@ -47,7 +48,7 @@ int oh_graph_grad_needs_target(const oh_objective *objective);
 
 /* FLOPs and bytes of every node for a chunk of `rows` supervised rows. */
 typedef struct oh_graph_shape {
-    int64_t rows, hidden, target_hidden, vocab, top_k;
+    int64_t rows, hidden, target_hidden, vocab, target_vocab;
     int64_t tile_bytes, operand_bytes; /* of one element */
 } oh_graph_shape;
 void oh_graph_cost(oh_graph *graph, const oh_graph_shape *shape);

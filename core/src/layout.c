@@ -42,10 +42,31 @@ static int64_t round_up(int64_t value, int64_t step) {
 
 const char *oh_buffer_name(int32_t buffer) {
     static const char *const names[OH_BUFFER_COUNT] = {
-        "row selection", "sums",        "gradient of the step", "row statistics", "row overlaps", "top-K ids",
-        "top-K logits",  "row results", "block sums",           "coefficients",   "row scales",   "row labels",
-        "draft rows",    "target rows", "scaled draft rows",    "gradient rows",  "draft tile",   "target tile",
-        "weight panel",  "f32 columns", "gemm scratch",
+        [OH_BUFFER_SELECTION] = "row selection",
+        [OH_BUFFER_SUMS] = "sums",
+        [OH_BUFFER_GRAD_STEP] = "gradient of the step",
+        [OH_BUFFER_STATS] = "row statistics",
+        [OH_BUFFER_OVERLAP] = "row overlaps",
+        [OH_BUFFER_FULL_STATS] = "full target statistics",
+        [OH_BUFFER_FULL_OVERLAP] = "full target overlaps",
+        [OH_BUFFER_SUBSET] = "draft to target ids",
+        [OH_BUFFER_TOP_K_ID] = "top-K ids",
+        [OH_BUFFER_TOP_K_LOGIT] = "top-K logits",
+        [OH_BUFFER_RESULTS] = "row results",
+        [OH_BUFFER_PARTIAL] = "block sums",
+        [OH_BUFFER_COEF] = "coefficients",
+        [OH_BUFFER_ROW_SCALE] = "row scales",
+        [OH_BUFFER_ROW_LABEL] = "row labels",
+        [OH_BUFFER_DRAFT_ROWS] = "draft rows",
+        [OH_BUFFER_TARGET_ROWS] = "target rows",
+        [OH_BUFFER_BIAS_SCALE] = "row scales of the bias",
+        [OH_BUFFER_SCALED_ROWS] = "scaled draft rows",
+        [OH_BUFFER_GRAD_ROWS] = "gradient rows",
+        [OH_BUFFER_DRAFT_TILE] = "draft tile",
+        [OH_BUFFER_TARGET_TILE] = "target tile",
+        [OH_BUFFER_WEIGHT_PANEL] = "weight panel",
+        [OH_BUFFER_CAST] = "f32 columns",
+        [OH_BUFFER_GEMM_SCRATCH] = "gemm scratch",
     };
     return buffer >= 0 && buffer < OH_BUFFER_COUNT ? names[buffer] : "unknown";
 }
@@ -57,6 +78,29 @@ static int64_t rows_by(int64_t rows, int64_t columns, int64_t element) {
 static int64_t largest_top_k(const oh_request *r) {
     if (!(r->produce & OH_PRODUCE_TOP_K) || r->objective.top_k_count == 0) return 0;
     return r->objective.top_k[r->objective.top_k_count - 1];
+}
+
+/* Bytes of `rows` rows of a weight that has to be copied (converted, gathered) before it is multiplied; 0: it has not. */
+static int64_t copied_bytes(const oh_request *r, const oh_formats *f, int kind, int64_t rows) {
+    const int64_t draft = rows_by(rows, r->hidden, oh_dtype_size(f->draft_operand));
+    const int64_t target = rows_by(rows, r->target_hidden, oh_dtype_size(f->target_operand));
+    if (kind == OH_WEIGHT_DRAFT) return f->convert_weight ? draft : 0;
+    if (kind == OH_WEIGHT_TARGET) return f->convert_target_weight || f->gather_target_weight ? target : 0;
+    return r->target_vocab && f->convert_target_weight ? target : 0;
+}
+
+static void place_weights(oh_layout *layout, const oh_request *r, const oh_formats *f) {
+    for (int kind = 0; kind < OH_WEIGHT_COUNT; ++kind) {
+        const int64_t rows = kind == OH_WEIGHT_FULL ? r->target_vocab : r->vocab_valid;
+        if (!layout->choice.resident) {
+            const int64_t panel = copied_bytes(r, f, kind, layout->choice.weight_panel);
+            layout->bytes[OH_BUFFER_WEIGHT_PANEL] = max64(layout->bytes[OH_BUFFER_WEIGHT_PANEL], panel);
+            continue;
+        }
+        layout->resident[kind] = copied_bytes(r, f, kind, rows);
+        layout->resident_offset[kind] = layout->weight_bytes;
+        layout->weight_bytes = oh_size_add(layout->weight_bytes, round_up(layout->resident[kind], ALIGNMENT));
+    }
 }
 
 void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh_layout_choice *choice) {
@@ -82,6 +126,11 @@ void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh
         bytes[OH_BUFFER_GRAD_STEP] = rows_by(r->rows, r->hidden, 4);
     bytes[OH_BUFFER_STATS] = rows_by(rows, 1, sizeof(oh_row_stats));
     bytes[OH_BUFFER_OVERLAP] = rows_by(rows, 1, sizeof(oh_row_overlap));
+    if (r->target_vocab) {
+        bytes[OH_BUFFER_FULL_STATS] = rows_by(layout->target_tile_rows, 1, sizeof(oh_row_stats));
+        bytes[OH_BUFFER_FULL_OVERLAP] = rows_by(rows, 1, sizeof(oh_row_overlap));
+        bytes[OH_BUFFER_SUBSET] = rows_by(r->vocab, 1, 4);
+    }
     bytes[OH_BUFFER_TOP_K_ID] = bytes[OH_BUFFER_TOP_K_LOGIT] = rows_by(rows, largest_top_k(r), 4);
     bytes[OH_BUFFER_RESULTS] = rows_by(rows, 1, sizeof(oh_row_result));
     bytes[OH_BUFFER_PARTIAL] = rows_by(blocks, sums, 8);
@@ -89,21 +138,12 @@ void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh
     bytes[OH_BUFFER_ROW_SCALE] = bytes[OH_BUFFER_ROW_LABEL] = rows_by(rows, 1, 4);
     bytes[OH_BUFFER_DRAFT_ROWS] = rows_by(rows, r->hidden, operand);
     bytes[OH_BUFFER_TARGET_ROWS] = rows_by(layout->target_tile_rows, target_hidden, target_operand);
+    if (r->produce & OH_PRODUCE_BIAS_GRAD) bytes[OH_BUFFER_BIAS_SCALE] = rows_by(rows, 2, operand);
     if (head) bytes[OH_BUFFER_SCALED_ROWS] = rows_by(rows, r->hidden, operand);
     if (has_grad) bytes[OH_BUFFER_GRAD_ROWS] = rows_by(rows, r->hidden, 4);
     bytes[OH_BUFFER_DRAFT_TILE] = rows_by(rows, layout->tile_ld, tile);
     bytes[OH_BUFFER_TARGET_TILE] = rows_by(layout->target_tile_rows, layout->tile_ld, tile);
-    if (!choice->resident) {
-        if (f->convert_weight) bytes[OH_BUFFER_WEIGHT_PANEL] = rows_by(choice->weight_panel, r->hidden, operand);
-        if (f->convert_target_weight)
-            bytes[OH_BUFFER_WEIGHT_PANEL] =
-                max64(bytes[OH_BUFFER_WEIGHT_PANEL], rows_by(choice->weight_panel, target_hidden, target_operand));
-    } else {
-        if (f->convert_weight) layout->weight_bytes = rows_by(r->vocab_valid, r->hidden, operand);
-        if (f->convert_target_weight)
-            layout->weight_bytes = oh_size_add(round_up(layout->weight_bytes, ALIGNMENT),
-                                               rows_by(r->vocab_valid, target_hidden, target_operand));
-    }
+    place_weights(layout, r, f);
     if (f->cast_tile || f->cast_target_tile || f->cast_grad)
         bytes[OH_BUFFER_CAST] = rows_by(rows, choice->weight_panel, 4);
     if (input->scratch) bytes[OH_BUFFER_GEMM_SCRATCH] = input->scratch(input->scratch_user, f, layout);
@@ -122,13 +162,17 @@ static int64_t total(const oh_layout *layout) {
     return oh_size_add(layout->workspace_bytes, layout->weight_bytes);
 }
 
+static int copies_weights(const oh_formats *f) {
+    return f->convert_weight || f->convert_target_weight || f->gather_target_weight;
+}
+
 /* Columns of W that one product takes: all of the panel unless something has to be converted piece by piece. */
 static int64_t weight_panel(const oh_layout_input *input, int64_t panel, int32_t resident, int64_t budget) {
     const oh_request *r = input->request;
     const oh_formats *f = &input->formats;
     int64_t columns = panel;
     if (f->cast_tile || f->cast_target_tile || f->cast_grad) columns = min64(columns, CAST_PANEL_COLUMNS);
-    if (!resident && (f->convert_weight || f->convert_target_weight)) {
+    if (!resident && copies_weights(f)) {
         const int64_t row = max64(r->hidden, r->target_hidden) * 4;
         columns = min64(columns, max64(64, min64(WEIGHT_PANEL_BYTES, budget / 8) / row / 64 * 64));
     }
@@ -137,8 +181,7 @@ static int64_t weight_panel(const oh_layout_input *input, int64_t panel, int32_t
 
 /* Whether a whole tile of `chunk` rows fits; the layout that does it, with converted weights kept where they fit. */
 static int fits_whole(oh_layout *layout, const oh_layout_input *input, int32_t policy, int64_t chunk, int64_t budget) {
-    const int converts = input->formats.convert_weight || input->formats.convert_target_weight;
-    const int may_keep = converts && !input->request->weight_trains;
+    const int may_keep = copies_weights(&input->formats) && !input->request->weight_trains;
     for (int32_t resident = may_keep; resident >= 0; --resident) {
         const int64_t panel = input->request->vocab_valid;
         const oh_layout_choice choice = {policy, chunk, panel, weight_panel(input, panel, resident, budget), resident};

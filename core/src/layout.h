@@ -12,6 +12,9 @@ typedef enum oh_buffer {
     OH_BUFFER_GRAD_STEP, /* step: dD in f32 where N is late and the caller's gradient is not f32 */
     OH_BUFFER_STATS,
     OH_BUFFER_OVERLAP,
+    OH_BUFFER_FULL_STATS, /* of the target over its whole vocabulary */
+    OH_BUFFER_FULL_OVERLAP,
+    OH_BUFFER_SUBSET, /* step: target ids of the draft's columns */
     OH_BUFFER_TOP_K_ID,
     OH_BUFFER_TOP_K_LOGIT,
     OH_BUFFER_RESULTS,
@@ -21,6 +24,7 @@ typedef enum oh_buffer {
     OH_BUFFER_ROW_LABEL,
     OH_BUFFER_DRAFT_ROWS,  /* gathered D, in the operand dtype */
     OH_BUFFER_TARGET_ROWS, /* gathered G */
+    OH_BUFFER_BIAS_SCALE,  /* row weights as a column, for the bias' gradient */
     OH_BUFFER_SCALED_ROWS, /* D with row weights, for the head's gradient */
     OH_BUFFER_GRAD_ROWS,   /* dD of the chunk's supervised rows, f32 */
     OH_BUFFER_DRAFT_TILE,
@@ -30,6 +34,14 @@ typedef enum oh_buffer {
     OH_BUFFER_GEMM_SCRATCH,
     OH_BUFFER_COUNT
 } oh_buffer;
+
+/* The weights of a step. Where one head serves both, it is OH_WEIGHT_DRAFT. */
+typedef enum oh_weight_kind {
+    OH_WEIGHT_DRAFT,
+    OH_WEIGHT_TARGET, /* the target's own head, or of it the rows of the draft's vocabulary */
+    OH_WEIGHT_FULL,   /* all of the target's head, where the draft's vocabulary is a part of it */
+    OH_WEIGHT_COUNT
+} oh_weight_kind;
 
 /* What decides a layout's sizes. */
 typedef struct oh_layout_choice {
@@ -46,7 +58,8 @@ typedef struct oh_layout {
     int64_t target_tile_rows; /* most distinct target rows of a chunk */
     int64_t tile_ld;          /* elements */
     int64_t bytes[OH_BUFFER_COUNT], offset[OH_BUFFER_COUNT];
-    int64_t workspace_bytes; /* saturates at INT64_MAX */
+    int64_t resident[OH_WEIGHT_COUNT], resident_offset[OH_WEIGHT_COUNT]; /* bytes of converted weights, 0: not kept */
+    int64_t workspace_bytes;                                             /* saturates at INT64_MAX */
     int64_t weight_bytes;
 } oh_layout;
 

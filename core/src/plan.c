@@ -16,6 +16,7 @@ static void build_graph(oh_plan *plan, int32_t policy, int32_t panels) {
                                 .produce = r->produce,
                                 .policy = policy,
                                 .has_target = r->target_rows > 0,
+                                .subset = r->target_vocab != 0,
                                 .panels = panels};
     oh_graph_build(&plan->before, &spec);
     oh_graph_merge(&plan->before, &plan->after);
@@ -29,6 +30,7 @@ static void cost_graphs(oh_plan *plan) {
         .hidden = r->hidden,
         .target_hidden = r->target_hidden ? r->target_hidden : r->hidden,
         .vocab = r->vocab_valid,
+        .target_vocab = r->target_vocab,
         .tile_bytes = oh_dtype_size(plan->formats.tile_dtype),
         .operand_bytes = oh_dtype_size(plan->formats.draft_operand),
     };
@@ -192,6 +194,31 @@ static oh_status allocate_selection(oh_plan *plan, oh_error *error) {
     return oh_fail(error, OH_OUT_OF_MEMORY, "row selection of %lld rows: out of memory", (long long)r->rows);
 }
 
+static oh_status copy_subset(oh_plan *plan, oh_error *error) {
+    const oh_request *r = &plan->request;
+    if (!r->target_vocab) return OH_OK;
+    if (!plan->context->backend->row_labels && !(plan->context->backend->caps & OH_CAP_HOST_MEMORY))
+        return oh_fail(error, OH_UNSUPPORTED, "target_vocab %lld: backend %s has no vocabulary subsets (row_labels)",
+                       (long long)r->target_vocab, plan->context->backend->name);
+    if (!r->draft_to_target)
+        return oh_fail(error, OH_INVALID_ARGUMENT, "draft_to_target: NULL, and target_vocab is %lld",
+                       (long long)r->target_vocab);
+    int64_t last = -1;
+    for (int64_t i = 0; i < r->vocab; ++i) {
+        const int64_t id = r->draft_to_target[i];
+        if (id <= last || id >= r->target_vocab)
+            return oh_fail(error, OH_BAD_DATA,
+                           "draft_to_target[%lld] = %lld after %lld: expected ascending ids below target_vocab %lld",
+                           (long long)i, (long long)id, (long long)last, (long long)r->target_vocab);
+        last = id;
+    }
+    plan->subset = malloc((size_t)r->vocab * sizeof *plan->subset);
+    if (!plan->subset) return oh_fail(error, OH_OUT_OF_MEMORY, "draft_to_target: out of memory");
+    memcpy(plan->subset, r->draft_to_target, (size_t)r->vocab * sizeof *plan->subset);
+    plan->request.draft_to_target = plan->subset;
+    return OH_OK;
+}
+
 static oh_status allocate(oh_plan *plan, oh_error *error) {
     const oh_layout *l = &plan->layout;
     oh_status status = allocate_selection(plan, error);
@@ -204,14 +231,8 @@ static oh_status allocate(oh_plan *plan, oh_error *error) {
     }
     status = oh_context_alloc(plan->context, (uint64_t)l->weight_bytes, "converted weights", &plan->weights, error);
     if (status != OH_OK || l->weight_bytes == 0) return status;
-    char *at = plan->weights;
-    if (plan->formats.convert_weight) {
-        plan->draft_weight.rows = at;
-        const int64_t bytes =
-            plan->request.vocab_valid * plan->request.hidden * oh_dtype_size(plan->formats.draft_operand);
-        at += (bytes + 255) / 256 * 256;
-    }
-    if (plan->formats.convert_target_weight) plan->target_weight.rows = at;
+    for (int kind = 0; kind < OH_WEIGHT_COUNT; ++kind)
+        if (l->resident[kind]) plan->resident[kind].rows = (char *)plan->weights + l->resident_offset[kind];
     return OH_OK;
 }
 
@@ -224,6 +245,7 @@ oh_status oh_plan_create(oh_context *context, const oh_request *request, oh_plan
     if (!p) return oh_fail(error, OH_OUT_OF_MEMORY, "a plan: out of memory");
     p->context = context;
     oh_status status = describe(p, request, context->backend->gemm_kinds, context->backend->tile_formats, error);
+    if (status == OH_OK) status = copy_subset(p, error);
     if (status == OH_OK) status = allocate(p, error);
     if (status != OH_OK) {
         oh_plan_destroy(p);
@@ -263,6 +285,7 @@ void oh_plan_destroy(oh_plan *plan) {
     free(plan->selection.stamp);
     free(plan->selection.stamp_index);
     free(plan->host_sums);
+    free(plan->subset);
     free(plan);
 }
 
@@ -286,7 +309,8 @@ const char *oh_plan_consumer_name(const oh_plan *plan, int32_t consumer) {
 }
 
 void oh_plan_weight_changed(oh_plan *plan) {
-    plan->draft_weight.from = plan->target_weight.from = NULL;
+    for (int kind = 0; kind < OH_WEIGHT_COUNT; ++kind)
+        plan->resident[kind].from = NULL;
 }
 
 void oh_plan_observe(oh_plan *plan, oh_tile_observer observer, void *user) {

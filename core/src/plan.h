@@ -33,7 +33,9 @@ struct oh_plan {
     void *pinned;    /* host memory of selection.block that came from the backend */
     void *workspace; /* the plan's own, NULL with external_workspace */
     void *weights;
-    oh_resident draft_weight, target_weight;
+    oh_resident resident[OH_WEIGHT_COUNT];
+    float bias_factor; /* uploaded: the gradient tile is by raw logits, 1 / scale makes it one by the bias */
+    int32_t *subset;   /* host [V] request.draft_to_target */
     oh_queue *queue;
     void *queue_stream;
     oh_tile_observer observer;
@@ -51,6 +53,6 @@ struct oh_plan {
 };
 
 /* OH_BUFFER_SUMS, in f64 elements after the sums themselves. */
-enum { OH_SUMS_LOSS = 0, OH_SUMS_NORMS = 3, OH_SUMS_FACTOR = 5, OH_SUMS_EXTRA = 8 };
+enum { OH_SUMS_LOSS = 0, OH_SUMS_NORMS = 3, OH_SUMS_FACTOR = 5, OH_SUMS_BIAS_FACTOR = 6, OH_SUMS_EXTRA = 8 };
 
 #endif

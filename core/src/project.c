@@ -12,40 +12,46 @@ void *oh_step_selection(const oh_step *step, oh_selection_array array, int64_t i
 
 /* ----------------------------------------------------------------------------------------------------- weights ---- */
 
-/* One of the two weights: the caller's tensor and what becomes of it. */
+/* A weight: the caller's tensor and what becomes of it. */
 typedef struct oh_weight {
     const void *data;
-    int64_t ld, columns;
-    int32_t dtype, operand, convert;
-    oh_resident *resident;
+    const int32_t *map; /* device: the tensor's rows that it consists of, or NULL: all */
+    int64_t ld, columns, rows;
+    int32_t kind, dtype, operand, copied; /* copied: converted or gathered before it is multiplied */
 } oh_weight;
 
-static oh_weight weight_of(const oh_step *step, int target) {
+static oh_weight weight_of(const oh_step *step, oh_weight_kind kind) {
     const oh_request *r = &step->plan->request;
     const oh_formats *f = &step->plan->formats;
-    if (target && r->target_hidden)
-        return (oh_weight){.data = step->in->target_lm_head,
-                           .ld = step->in->target_lm_head_ld ? step->in->target_lm_head_ld : r->target_hidden,
-                           .columns = r->target_hidden,
-                           .dtype = r->target_weight_dtype,
-                           .operand = f->target_operand,
-                           .convert = f->convert_target_weight,
-                           .resident = &step->plan->target_weight};
-    return (oh_weight){.data = step->in->lm_head,
-                       .ld = step->in->lm_head_ld ? step->in->lm_head_ld : r->hidden,
-                       .columns = r->hidden,
-                       .dtype = r->weight_dtype,
-                       .operand = f->draft_operand,
-                       .convert = f->convert_weight,
-                       .resident = &step->plan->draft_weight};
+    if (kind == OH_WEIGHT_DRAFT || !r->target_hidden)
+        return (oh_weight){.data = step->in->lm_head,
+                           .ld = step->in->lm_head_ld ? step->in->lm_head_ld : r->hidden,
+                           .columns = r->hidden,
+                           .rows = r->vocab_valid,
+                           .kind = OH_WEIGHT_DRAFT,
+                           .dtype = r->weight_dtype,
+                           .operand = f->draft_operand,
+                           .copied = f->convert_weight};
+    const int gathered = kind == OH_WEIGHT_TARGET && f->gather_target_weight;
+    return (oh_weight){.data = step->in->target_lm_head,
+                       .map = gathered ? oh_step_buffer(step, OH_BUFFER_SUBSET) : NULL,
+                       .ld = step->in->target_lm_head_ld ? step->in->target_lm_head_ld : r->target_hidden,
+                       .columns = r->target_hidden,
+                       .rows = kind == OH_WEIGHT_FULL ? r->target_vocab : r->vocab_valid,
+                       .kind = (int32_t)kind,
+                       .dtype = r->target_weight_dtype,
+                       .operand = f->target_operand,
+                       .copied = gathered || f->convert_target_weight};
 }
 
-static oh_status convert_rows(oh_step *step, const oh_weight *w, int64_t first, int64_t count, void *to) {
+static oh_status copy_weight(oh_step *step, const oh_weight *w, int64_t first, int64_t count, void *to) {
+    const int64_t skipped = w->map ? 0 : first * w->ld * oh_dtype_size(w->dtype);
     const oh_copy_rows copy = {.rows = count,
                                .columns = w->columns,
-                               .src = (const char *)w->data + first * w->ld * oh_dtype_size(w->dtype),
+                               .src = (const char *)w->data + skipped,
                                .src_ld = w->ld,
                                .src_dtype = w->dtype,
+                               .map = w->map ? w->map + first : NULL,
                                .dst = to,
                                .dst_ld = w->columns,
                                .dst_dtype = w->operand};
@@ -53,38 +59,39 @@ static oh_status convert_rows(oh_step *step, const oh_weight *w, int64_t first, 
 }
 
 oh_status oh_step_convert_weights(oh_step *step) {
-    for (int target = 0; target < 2; ++target) {
-        if (target && !step->plan->request.target_hidden) break;
-        const oh_weight w = weight_of(step, target);
-        if (!w.resident->rows || (w.resident->from == w.data && w.resident->from_ld == w.ld)) continue;
-        w.resident->from = NULL;
-        const oh_status status = convert_rows(step, &w, 0, step->plan->request.vocab_valid, w.resident->rows);
+    for (int kind = 0; kind < OH_WEIGHT_COUNT; ++kind) {
+        oh_resident *resident = &step->plan->resident[kind];
+        if (!resident->rows) continue;
+        const oh_weight w = weight_of(step, (oh_weight_kind)kind);
+        if (resident->from == w.data && resident->from_ld == w.ld) continue;
+        resident->from = NULL;
+        const oh_status status = copy_weight(step, &w, 0, w.rows, resident->rows);
         if (status != OH_OK) return status;
-        w.resident->from = w.data;
-        w.resident->from_ld = w.ld;
+        resident->from = w.data;
+        resident->from_ld = w.ld;
     }
     return OH_OK;
 }
 
-static oh_status weight_rows(oh_step *step, int target, int64_t first, int64_t count, oh_weight_rows *rows) {
-    const oh_weight w = weight_of(step, target);
-    if (!w.convert) {
+static oh_status weight_rows(oh_step *step, oh_weight_kind kind, int64_t first, int64_t count, oh_weight_rows *rows) {
+    const oh_weight w = weight_of(step, kind);
+    if (!w.copied) {
         *rows = (oh_weight_rows){(const char *)w.data + first * w.ld * oh_dtype_size(w.dtype), w.ld};
         return OH_OK;
     }
-    if (w.resident->rows) {
+    const oh_resident *resident = &step->plan->resident[w.kind];
+    if (resident->rows) {
         const int64_t at = first * w.columns * oh_dtype_size(w.operand);
-        *rows = (oh_weight_rows){(const char *)w.resident->rows + at, w.columns};
+        *rows = (oh_weight_rows){(const char *)resident->rows + at, w.columns};
         return OH_OK;
     }
     void *panel = oh_step_buffer(step, OH_BUFFER_WEIGHT_PANEL);
     *rows = (oh_weight_rows){panel, w.columns};
-    const int own = target && step->plan->request.target_hidden;
-    if (step->panel_target == own && step->panel_first == first && step->panel_count == count) return OH_OK;
+    if (step->panel_kind == w.kind && step->panel_first == first && step->panel_count == count) return OH_OK;
     step->panel_count = 0;
-    const oh_status status = convert_rows(step, &w, first, count, panel);
+    const oh_status status = copy_weight(step, &w, first, count, panel);
     if (status != OH_OK) return status;
-    step->panel_target = own;
+    step->panel_kind = w.kind;
     step->panel_first = first;
     step->panel_count = count;
     return OH_OK;
@@ -166,14 +173,16 @@ static oh_status multiply(oh_step *step, int32_t kind, oh_gemm product) {
 }
 
 /* Columns [first, first + count) of one tile, by way of f32 columns where products don't come out in its dtype. */
-static oh_status project_columns(oh_step *step, int target, int64_t rows, int64_t first, int64_t count, void *tile) {
+static oh_status project_columns(oh_step *step, oh_weight_kind kind, int64_t rows, int64_t first, int64_t count,
+                                 void *tile) {
     const oh_plan *plan = step->plan;
     const oh_formats *f = &plan->formats;
+    const int target = kind != OH_WEIGHT_DRAFT;
     const int64_t hidden = target && plan->request.target_hidden ? plan->request.target_hidden : plan->request.hidden;
     const int32_t operand = target ? f->target_operand : f->draft_operand;
     const int cast = target ? f->cast_target_tile : f->cast_tile;
     oh_weight_rows w;
-    oh_status status = weight_rows(step, target, first, count, &w);
+    oh_status status = weight_rows(step, kind, first, count, &w);
     if (status != OH_OK) return status;
     const oh_gemm product = {.op = OH_GEMM_NT,
                              .m = rows,
@@ -202,18 +211,33 @@ static oh_status project_columns(oh_step *step, int target, int64_t rows, int64_
 }
 
 oh_status oh_step_project(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first, int64_t count) {
-    const oh_layout *l = &step->plan->layout;
+    const int64_t panel = step->plan->layout.choice.weight_panel;
     const int64_t element = oh_dtype_size(step->plan->formats.tile_dtype);
+    char *draft = oh_step_buffer(step, OH_BUFFER_DRAFT_TILE), *target = oh_step_buffer(step, OH_BUFFER_TARGET_TILE);
     /* Both tiles a panel of W at a time, so that a panel converted for one serves the other. */
-    for (int64_t done = 0; done < count; done += l->choice.weight_panel) {
-        const int64_t columns = count - done < l->choice.weight_panel ? count - done : l->choice.weight_panel;
-        for (int target = 0; target < 2; ++target) {
-            if (!(target ? stage->project_target : stage->project_draft)) continue;
-            char *tile = oh_step_buffer(step, target ? OH_BUFFER_TARGET_TILE : OH_BUFFER_DRAFT_TILE);
-            const int64_t rows = target ? chunk->target_rows : chunk->compact_rows;
-            const oh_status status = project_columns(step, target, rows, first + done, columns, tile + done * element);
-            if (status != OH_OK) return status;
-        }
+    for (int64_t done = 0; done < count; done += panel) {
+        const int64_t columns = count - done < panel ? count - done : panel;
+        oh_status status = OH_OK;
+        if (stage->project_draft)
+            status = project_columns(step, OH_WEIGHT_DRAFT, chunk->compact_rows, first + done, columns,
+                                     draft + done * element);
+        if (status == OH_OK && stage->project_target)
+            status = project_columns(step, OH_WEIGHT_TARGET, chunk->target_rows, first + done, columns,
+                                     target + done * element);
+        if (status != OH_OK) return status;
+    }
+    return OH_OK;
+}
+
+oh_status oh_step_project_full(oh_step *step, const oh_chunk *chunk, int64_t first, int64_t count) {
+    const int64_t panel = step->plan->layout.choice.weight_panel;
+    const int64_t element = oh_dtype_size(step->plan->formats.tile_dtype);
+    char *tile = oh_step_buffer(step, OH_BUFFER_TARGET_TILE);
+    for (int64_t done = 0; done < count; done += panel) {
+        const int64_t columns = count - done < panel ? count - done : panel;
+        const oh_status status =
+            project_columns(step, OH_WEIGHT_FULL, chunk->target_rows, first + done, columns, tile + done * element);
+        if (status != OH_OK) return status;
     }
     return OH_OK;
 }
@@ -241,6 +265,52 @@ static oh_status grad_operand(oh_step *step, int64_t rows, int64_t at, int64_t c
     return oh_traced_copy_rows(step, OH_SPAN_WIDEN_GRAD, &copy);
 }
 
+/* db[first..] += dz^T s, s the rows' weights: as one column in f32, as two whose sum is closer in 16 bits. */
+static oh_status bias_product(oh_step *step, const oh_chunk *chunk, const void *dz, int64_t ld, int64_t first,
+                              int64_t columns) {
+    const int32_t dtype = step->plan->formats.draft_operand;
+    char *scale = oh_step_buffer(step, OH_BUFFER_BIAS_SCALE);
+    for (int half = 0; half < (dtype == OH_F32 ? 1 : 2); ++half) {
+        const oh_gemm product = {.op = OH_GEMM_TN,
+                                 .accumulate = 1,
+                                 .m = columns,
+                                 .n = 1,
+                                 .k = chunk->compact_rows,
+                                 .a = dz,
+                                 .lda = ld,
+                                 .a_dtype = dtype,
+                                 .b = scale + half * oh_dtype_size(dtype),
+                                 .ldb = 2,
+                                 .b_dtype = dtype,
+                                 .c = step->out->bias_grad + first,
+                                 .ldc = 1,
+                                 .c_dtype = OH_F32};
+        const oh_status status = multiply(step, OH_SPAN_HEAD_GRAD, product);
+        if (status != OH_OK) return status;
+    }
+    return OH_OK;
+}
+
+oh_status oh_step_scale_bias(oh_step *step, const oh_chunk *chunk) {
+    const int32_t dtype = step->plan->formats.draft_operand;
+    char *scale = oh_step_buffer(step, OH_BUFFER_BIAS_SCALE);
+    oh_copy_rows copy = {.rows = chunk->compact_rows,
+                         .columns = 1,
+                         .src = oh_step_buffer(step, OH_BUFFER_ROW_SCALE),
+                         .src_ld = 1,
+                         .src_dtype = OH_F32,
+                         .dst = scale,
+                         .dst_ld = 2,
+                         .dst_dtype = dtype};
+    const oh_status status = oh_traced_copy_rows(step, OH_SPAN_SCALE_ROWS, &copy);
+    if (status != OH_OK || dtype == OH_F32) return status;
+    copy.subtract = scale; /* the second column is what rounding left of the first */
+    copy.subtract_ld = 2;
+    copy.subtract_dtype = dtype;
+    copy.dst = scale + oh_dtype_size(dtype);
+    return oh_traced_copy_rows(step, OH_SPAN_SCALE_ROWS, &copy);
+}
+
 oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first,
                                 int64_t count) {
     const oh_plan *plan = step->plan;
@@ -256,7 +326,7 @@ oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_s
         if (status != OH_OK) return status;
         if (stage->grad) {
             oh_weight_rows w;
-            status = weight_rows(step, 0, first + done, columns, &w);
+            status = weight_rows(step, OH_WEIGHT_DRAFT, first + done, columns, &w);
             if (status != OH_OK) return status;
             const oh_gemm product = {.op = OH_GEMM_NN,
                                      .accumulate = first + done > 0,
@@ -273,6 +343,10 @@ oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_s
                                      .ldc = r->hidden,
                                      .c_dtype = OH_F32};
             status = multiply(step, OH_SPAN_GRAD, product);
+            if (status != OH_OK) return status;
+        }
+        if (stage->bias_grad) {
+            status = bias_product(step, chunk, dz, ld, first + done, columns);
             if (status != OH_OK) return status;
         }
         if (!stage->head_grad) continue;

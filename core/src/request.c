@@ -12,6 +12,7 @@ void oh_request_init(oh_request *request) {
     request->scale = request->target_scale = 1;
     request->produce = OH_PRODUCE_LOSS | OH_PRODUCE_GRAD | OH_PRODUCE_METRICS | OH_PRODUCE_TOP_K;
     request->tile = OH_TILE_AUTO;
+    request->outside = OH_OUTSIDE_DROP;
     oh_objective *o = &request->objective;
     o->lambda[OH_TERM_KL] = 1;
     o->terms = OH_TERM_BIT(OH_TERM_KL);
@@ -28,7 +29,11 @@ void oh_request_init(oh_request *request) {
 }
 
 int oh_norm_is_late(const oh_request *request) {
-    return request->norm_on_device || oh_objective_norm_is_late(&request->objective);
+    const oh_objective *o = &request->objective;
+    /* Which rows count is only known once the target's argmax is. */
+    const int drops_rows = request->target_vocab && request->outside == OH_OUTSIDE_DROP &&
+                           o->labels == OH_LABELS_TARGET && (o->norm == OH_NORM_WEIGHTS || o->norm == OH_NORM_COUNT);
+    return request->norm_on_device || drops_rows || oh_objective_norm_is_late(o);
 }
 
 static oh_status check_size(const char *name, int64_t value, int64_t low, int64_t high, oh_error *error) {
@@ -46,6 +51,28 @@ static oh_status check_dtype(const char *name, int32_t dtype, oh_error *error) {
     return oh_fail(error, OH_INVALID_ARGUMENT, "%s dtype %s: expected f32, bf16 or f16", name, oh_dtype_name(dtype));
 }
 
+/* A draft vocabulary that is a part of the target's. */
+static oh_status check_subset(const oh_request *r, oh_error *error) {
+    if (r->target_vocab == 0) return OH_OK;
+    if (r->target_hidden == 0 || r->target_rows == 0)
+        return oh_fail(error, OH_INVALID_ARGUMENT,
+                       "target_vocab %lld: expected a target with a head of its own (target_hidden, target_rows)",
+                       (long long)r->target_vocab);
+    if (r->target_vocab < r->vocab || r->vocab_valid != r->vocab)
+        return oh_fail(
+            error, OH_INVALID_ARGUMENT,
+            "target_vocab %lld with %lld of %lld draft columns valid: expected all of them valid and no more "
+            "than the target's",
+            (long long)r->target_vocab, (long long)r->vocab_valid, (long long)r->vocab);
+    if (r->has_target_bias) return oh_fail(error, OH_UNSUPPORTED, "target bias: not with a target_vocab of its own");
+    if (r->outside != OH_OUTSIDE_DROP && r->outside != OH_OUTSIDE_KEEP)
+        return oh_fail(error, OH_INVALID_ARGUMENT, "outside %d: expected drop or keep", (int)r->outside);
+    if (r->outside == OH_OUTSIDE_KEEP && r->objective.terms & OH_TERM_BIT(OH_TERM_CE))
+        return oh_fail(error, OH_INVALID_ARGUMENT,
+                       "term 'ce' has no label on a row outside the draft's vocabulary: expected outside drop");
+    return OH_OK;
+}
+
 static oh_status check_shape(const oh_request *r, oh_error *error) {
     const struct {
         const char *name;
@@ -58,6 +85,7 @@ static oh_status check_shape(const oh_request *r, oh_error *error) {
         {"vocab", r->vocab, 1, INT32_MAX - 1024},
         {"vocab_valid", r->vocab_valid, 1, r->vocab},
         {"target_hidden", r->target_hidden, 0, INT32_MAX},
+        {"target_vocab", r->target_vocab, 0, INT32_MAX - 1024},
         {"block_size", r->objective.block_size, 1, INT32_MAX},
         {"first_slot", r->objective.first_slot, 0, r->objective.block_size - 1},
         {"chunk", r->chunk, 0, INT32_MAX},
@@ -74,7 +102,9 @@ static oh_status check_shape(const oh_request *r, oh_error *error) {
     if (r->chunk % r->objective.block_size != 0)
         return oh_fail(error, OH_INVALID_ARGUMENT, "chunk %lld: expected whole blocks, a multiple of block_size %lld",
                        (long long)r->chunk, (long long)r->objective.block_size);
-    oh_status status = check_dtype("hidden", r->hidden_dtype, error);
+    oh_status status = check_subset(r, error);
+    if (status != OH_OK) return status;
+    status = check_dtype("hidden", r->hidden_dtype, error);
     if (status == OH_OK) status = check_dtype("lm_head", r->weight_dtype, error);
     if (status == OH_OK) status = check_dtype("target lm_head", r->target_weight_dtype, error);
     if (status == OH_OK) status = check_dtype("gradient", r->grad_dtype, error);
@@ -152,6 +182,8 @@ static oh_status check_objective(const oh_request *r, oh_error *error) {
         return oh_fail(error, OH_INVALID_ARGUMENT,
                        "labels %d, decay %d, norm %d, gap %d, policy %d, tile %d: one is not a value of its enum",
                        (int)o->labels, (int)o->decay, (int)o->norm, (int)o->gap, (int)r->policy, (int)r->tile);
+    if (r->produce & OH_PRODUCE_BIAS_GRAD && (!r->has_bias || r->scale == 0))
+        return oh_fail(error, OH_INVALID_ARGUMENT, "bias gradient: expected a bias and a scale that is not 0");
     if (r->target_rows > 0 || r->rows == 0) return OH_OK;
     if (r->produce & OH_PRODUCE_LOSS && first_term_with_target(o))
         return oh_fail(error, OH_INVALID_ARGUMENT, "term '%s' compares with a target, and there is none",
@@ -165,7 +197,7 @@ static oh_status check_objective(const oh_request *r, oh_error *error) {
 static uint32_t implied(uint32_t produce, int has_target) {
     if (produce & OH_PRODUCE_GRAD_NORM) produce |= OH_PRODUCE_GRAD;
     if (produce & OH_PRODUCE_ROWS) produce |= OH_PRODUCE_LOSS | OH_PRODUCE_METRICS;
-    if (produce & (OH_PRODUCE_GRAD | OH_PRODUCE_HEAD_GRAD)) produce |= OH_PRODUCE_LOSS;
+    if (produce & (OH_PRODUCE_GRAD | OH_PRODUCE_HEAD_GRAD | OH_PRODUCE_BIAS_GRAD)) produce |= OH_PRODUCE_LOSS;
     if (!has_target) produce &= ~OH_PRODUCE_OVERLAP;
     if (produce & OH_PRODUCE_OVERLAP) produce |= OH_PRODUCE_METRICS;
     if (produce & OH_PRODUCE_TOP_K_ROWS) produce |= OH_PRODUCE_TOP_K;

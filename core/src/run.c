@@ -45,6 +45,8 @@ static oh_status check_inputs(const oh_request *r, const oh_inputs *in, oh_error
 
 static oh_status check_outputs(const oh_request *r, const oh_outputs *out, oh_error *error) {
     if (r->produce & OH_PRODUCE_GRAD && !out->draft_grad) return missing(error, "draft_grad", "the plan produces it");
+    if (r->produce & OH_PRODUCE_BIAS_GRAD && !out->bias_grad)
+        return missing(error, "bias_grad", "the plan produces it");
     if (r->produce & OH_PRODUCE_HEAD_GRAD && !out->lm_head_grad)
         return missing(error, "lm_head_grad", "the plan produces it");
     const oh_status status = check_ld("draft_grad", out->draft_grad_ld, r->hidden, error);
@@ -97,10 +99,25 @@ static oh_status begin(oh_step *step) {
                                         (uint64_t)plan->layout.bytes[OH_BUFFER_SELECTION]);
     if (status != OH_OK) return status;
     status = oh_traced_fill(step, oh_step_buffer(step, OH_BUFFER_SUMS), (uint64_t)sums * 8);
+    if (status == OH_OK && plan->request.target_vocab)
+        status = oh_traced_upload(step, oh_step_buffer(step, OH_BUFFER_SUBSET), plan->subset,
+                                  (uint64_t)plan->layout.bytes[OH_BUFFER_SUBSET]);
+    if (status == OH_OK && plan->request.produce & OH_PRODUCE_BIAS_GRAD) {
+        double *extra = (double *)oh_step_buffer(step, OH_BUFFER_SUMS) + oh_sum_count(&plan->request.objective);
+        plan->bias_factor = 1 / plan->request.scale;
+        status = oh_traced_upload(step, extra + OH_SUMS_BIAS_FACTOR, &plan->bias_factor, sizeof plan->bias_factor);
+        if (status == OH_OK)
+            status = oh_traced_fill(step, step->out->bias_grad, (uint64_t)plan->request.vocab * sizeof(float));
+    }
     return status == OH_OK && plan->selection.supervised > 0 ? oh_step_convert_weights(step) : status;
 }
 
 /* ------------------------------------------------------------------------------------------------------- tiles ---- */
+
+/* Tile row of each compact row's target; NULL: the same row. */
+static const int32_t *target_index(const oh_step *step, const oh_chunk *chunk) {
+    return chunk->target_is_identity ? NULL : oh_step_selection(step, OH_SELECT_TARGET_INDEX, chunk->first_compact);
+}
 
 static oh_tile_view tile_view(const oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first,
                               int64_t count) {
@@ -111,8 +128,7 @@ static oh_tile_view tile_view(const oh_step *step, const oh_chunk *chunk, const 
         .target = stage->project_target ? oh_step_buffer(step, OH_BUFFER_TARGET_TILE) : NULL,
         .draft_ld = plan->layout.tile_ld,
         .target_ld = plan->layout.tile_ld,
-        .target_row =
-            chunk->target_is_identity ? NULL : oh_step_selection(step, OH_SELECT_TARGET_INDEX, chunk->first_compact),
+        .target_row = target_index(step, chunk),
         .rows = chunk->compact_rows,
         .columns = count,
         .first_column = first,
@@ -151,8 +167,18 @@ static oh_status read_tiles(oh_step *step, const oh_chunk *chunk, const oh_stage
                                      .overlap = oh_step_buffer(step, OH_BUFFER_OVERLAP),
                                      .want = stage->overlap_want,
                                      .restart = view->first_column == 0};
+    if (stage->overlap_want) {
+        plan->counts.tile_reads += 1;
+        const oh_status status = oh_traced_tile_overlap(step, &overlap);
+        if (status != OH_OK) return status;
+    }
+    if (!stage->full_overlap) return OH_OK;
+    oh_tile_overlap full = overlap;
+    full.overlap = oh_step_buffer(step, OH_BUFFER_FULL_OVERLAP);
+    full.full = oh_step_buffer(step, OH_BUFFER_FULL_STATS);
+    full.want = OH_WANT_OVERLAP;
     plan->counts.tile_reads += 1;
-    return oh_traced_tile_overlap(step, &overlap);
+    return oh_traced_tile_overlap(step, &full);
 }
 
 static oh_status finish_rows(oh_step *step, const oh_chunk *chunk, const oh_stage *stage) {
@@ -168,6 +194,9 @@ static oh_status finish_rows(oh_step *step, const oh_chunk *chunk, const oh_stag
         .mask = oh_step_selection(step, OH_SELECT_MASK, chunk->first_row),
         .stats = oh_step_buffer(step, OH_BUFFER_STATS),
         .overlap = oh_step_buffer(step, OH_BUFFER_OVERLAP),
+        .full = stage->finish_has_full ? oh_step_buffer(step, OH_BUFFER_FULL_STATS) : NULL,
+        .full_overlap = stage->full_overlap ? oh_step_buffer(step, OH_BUFFER_FULL_OVERLAP) : NULL,
+        .target_row = target_index(step, chunk),
         .topk_id = oh_step_buffer(step, OH_BUFFER_TOP_K_ID),
         .topk_logit = oh_step_buffer(step, OH_BUFFER_TOP_K_LOGIT),
         .scale = step->scale,
@@ -176,6 +205,7 @@ static oh_status finish_rows(oh_step *step, const oh_chunk *chunk, const oh_stag
         .top_k_mask = stage->top_k_mask,
         .top_k = stage->top_k,
         .has_target = stage->finish_has_target,
+        .outside = plan->request.target_vocab ? plan->request.outside : OH_OUTSIDE_NEVER,
         .results = oh_step_buffer(step, OH_BUFFER_RESULTS),
         .partial = oh_step_buffer(step, OH_BUFFER_PARTIAL),
         .sums = oh_step_buffer(step, OH_BUFFER_SUMS),
@@ -227,7 +257,44 @@ static oh_status run_panel(oh_step *step, const oh_chunk *chunk, const oh_stage 
     if (status != OH_OK || !stage->tile_grad) return status;
     status = grad_tile(step, &view);
     if (status == OH_OK && stage->head_grad && first == 0) status = oh_step_scale_rows(step, chunk);
+    if (status == OH_OK && stage->bias_grad && first == 0) status = oh_step_scale_bias(step, chunk);
     return status == OH_OK ? oh_step_grad_products(step, chunk, stage, first, count) : status;
+}
+
+/* The target over its whole vocabulary, a panel at a time in the memory of its tile: statistics, and y out of them. */
+static oh_status run_full_target(oh_step *step, const oh_chunk *chunk, const oh_stage *stage) {
+    oh_plan *plan = step->plan;
+    const oh_request *r = &plan->request;
+    for (int64_t first = 0; first < r->target_vocab; first += plan->layout.choice.panel) {
+        const int64_t left = r->target_vocab - first;
+        const int64_t count = left < plan->layout.choice.panel ? left : plan->layout.choice.panel;
+        oh_status status = oh_step_project_full(step, chunk, first, count);
+        if (status != OH_OK) return status;
+        const oh_tile_stats stats = {
+            .tile = {.target = oh_step_buffer(step, OH_BUFFER_TARGET_TILE),
+                     .target_ld = plan->layout.tile_ld,
+                     .rows = chunk->target_rows,
+                     .columns = count,
+                     .first_column = first,
+                     .target_transform = {NULL, r->target_scale, r->target_softcap},
+                     .format = plan->formats.tile},
+            .stats = oh_step_buffer(step, OH_BUFFER_FULL_STATS),
+            .restart = first == 0,
+        };
+        status = oh_traced_tile_stats(step, &stats);
+        if (status != OH_OK) return status;
+        plan->counts.tile_reads += 1;
+    }
+    plan->counts.projections_target += 1;
+    plan->counts.gemms += 1;
+    if (!stage->full_label) return OH_OK;
+    const oh_row_labels labels = {.rows = chunk->compact_rows,
+                                  .id_count = r->vocab,
+                                  .full = oh_step_buffer(step, OH_BUFFER_FULL_STATS),
+                                  .target_row = target_index(step, chunk),
+                                  .ids = oh_step_buffer(step, OH_BUFFER_SUBSET),
+                                  .label = oh_step_buffer(step, OH_BUFFER_ROW_LABEL)};
+    return oh_traced_row_labels(step, &labels);
 }
 
 static oh_status run_stage(oh_step *step, const oh_chunk *chunk, const oh_stage *stage) {
@@ -235,6 +302,7 @@ static oh_status run_stage(oh_step *step, const oh_chunk *chunk, const oh_stage 
     step->stage_index = stage->stage;
     /* Nothing to compute, but the chunk's outputs still have to say so. */
     if (chunk->compact_rows == 0) return stage->parts ? finish_rows(step, chunk, stage) : OH_OK;
+    if (stage->project_full) return run_full_target(step, chunk, stage);
     for (int64_t first = 0; first < plan->request.vocab_valid; first += plan->layout.choice.panel) {
         const int64_t left = plan->request.vocab_valid - first;
         const int64_t count = left < plan->layout.choice.panel ? left : plan->layout.choice.panel;
@@ -290,6 +358,26 @@ static oh_status run_chunk(oh_step *step, const oh_chunk *chunk) {
 
 /* ----------------------------------------------------------------------------------------------------- closing ---- */
 
+/* The bias' gradient by the bias, not by the raw logit, and divided by N where that was late. */
+static oh_status close_bias(oh_step *step, const double *extra, const float *late_factor) {
+    const float *factors[2] = {(const float *)(extra + OH_SUMS_BIAS_FACTOR), late_factor};
+    for (int i = 0; i < 2; ++i) {
+        if (!factors[i]) continue;
+        const oh_copy_rows copy = {.rows = 1,
+                                   .columns = step->plan->request.vocab,
+                                   .src = step->out->bias_grad,
+                                   .src_ld = step->plan->request.vocab,
+                                   .src_dtype = OH_F32,
+                                   .factor = factors[i],
+                                   .dst = step->out->bias_grad,
+                                   .dst_ld = step->plan->request.vocab,
+                                   .dst_dtype = OH_F32};
+        const oh_status status = oh_traced_copy_rows(step, OH_SPAN_DIVIDE, &copy);
+        if (status != OH_OK) return status;
+    }
+    return OH_OK;
+}
+
 /* Multiplies late gradients by 1 / N, which the device has only now. */
 static oh_status divide_late(oh_step *step, const float *factor) {
     const oh_plan *plan = step->plan;
@@ -333,6 +421,8 @@ static oh_status close_step(oh_step *step) {
     oh_status status = oh_traced_step_finish(step, &finish);
     if (status == OH_OK && r->produce & OH_PRODUCE_HEAD_GRAD) status = oh_step_clear_head_grad(step);
     if (status == OH_OK && step->late && step->in->rows > 0) status = divide_late(step, finish.factor);
+    if (status == OH_OK && r->produce & OH_PRODUCE_BIAS_GRAD)
+        status = close_bias(step, extra, step->late ? finish.factor : NULL);
     if (status != OH_OK || !(r->produce & OH_PRODUCE_GRAD_NORM) || step->in->rows == 0) return status;
     const oh_matrix_norm norm = {.rows = step->in->rows,
                                  .columns = r->hidden,

@@ -68,9 +68,23 @@ static void add_node(oh_stage *s, const oh_graph *graph, const oh_node *node, co
         s->parts |= node->op == OH_OP_ROW_LOSS ? OH_FINISH_LOSS | OH_FINISH_COEF : OH_FINISH_METRICS;
         s->finish_want |= wants_of_inputs(graph, node);
         s->finish_has_target |= has_input(graph, node, OH_OP_LSE_TARGET);
+        s->finish_has_full |= has_input(graph, node, OH_OP_LSE_TARGET_FULL) ||
+                              (spec->subset && has_input(graph, node, OH_OP_ARGMAX_TARGET));
         break;
     case OH_OP_LSE_TARGET:
         s->finish_has_target = 1;
+        break;
+    case OH_OP_PROJECT_TARGET_FULL:
+        s->project_full = 1;
+        break;
+    case OH_OP_ARGMAX_TARGET:
+        s->full_label = spec->subset;
+        break;
+    case OH_OP_OVERLAP_FULL:
+        s->full_overlap = s->second_read = 1;
+        break;
+    case OH_OP_BIAS_GRAD:
+        s->bias_grad = 1;
         break;
     case OH_OP_TOP_K_METRICS:
         s->parts |= OH_FINISH_TOP_K;
@@ -103,14 +117,16 @@ void oh_schedule_build(oh_schedule *schedule, const oh_graph *merged, const oh_g
             add_node(&s, merged, &merged->nodes[i], spec);
         }
         if (nodes == 0) continue;
-        s.second_read = s.overlap_want != 0;
+        s.second_read |= s.overlap_want != 0;
         /* A stage that doesn't see the target learns y, and which rows were not finite, from one that did. */
-        s.label_is_known = finished && s.first_read && !s.project_target;
+        s.label_is_known =
+            s.first_read && !s.project_full &&
+            ((finished && !s.project_target) || (spec->subset && spec->objective.labels == OH_LABELS_TARGET));
         if (s.parts && !finished) s.parts |= OH_FINISH_COUNTS;
         finished |= s.parts != 0;
         schedule->projections_draft += s.project_draft;
-        schedule->projections_target += s.project_target;
-        schedule->gemms += s.project_draft + s.project_target + s.grad + s.head_grad;
+        schedule->projections_target += s.project_target + s.project_full;
+        schedule->gemms += s.project_draft + s.project_target + s.project_full + s.grad + s.head_grad;
         schedule->stages[schedule->count++] = s;
     }
 }

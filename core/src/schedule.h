@@ -8,6 +8,8 @@
 typedef struct oh_stage {
     int32_t stage; /* of the graph's nodes */
     int32_t project_draft, project_target;
+    int32_t project_full; /* the target over its whole vocabulary: statistics only, nothing else is in such a stage */
+    int32_t full_label;   /* y follows from that */
     int32_t first_read, second_read;
     uint32_t want;          /* OH_WANT_* of the first read */
     uint32_t overlap_want;  /* OH_WANT_* of the second read */
@@ -15,9 +17,10 @@ typedef struct oh_stage {
     int32_t label_is_known; /* y comes from an earlier stage of the chunk, not from this stage's target tile */
     uint32_t parts;         /* OH_FINISH_* that complete here; 0: no row_finish */
     uint32_t finish_want;   /* statistics that row_finish may use */
-    int32_t finish_has_target;
+    int32_t finish_has_target, finish_has_full;
+    int32_t full_overlap; /* the second read also compares with the target's full distribution */
     uint32_t top_k_mask;
-    int32_t tile_grad, grad, head_grad;
+    int32_t tile_grad, grad, head_grad, bias_grad;
 } oh_stage;
 
 #define OH_STAGES_MAX (3 * OH_GRAPH_CONSUMERS_MAX)

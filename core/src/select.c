@@ -60,6 +60,18 @@ static oh_status check_arrays(const oh_request *r, const oh_inputs *in, oh_error
     return OH_OK;
 }
 
+/* y as a draft column, -1 where it is none. A given label is a target id. */
+static int64_t draft_column(const oh_request *r, int64_t label) {
+    if (label < 0 || label >= (r->target_vocab ? r->target_vocab : r->vocab)) return -1;
+    return r->target_vocab ? oh_position_of(r->draft_to_target, r->vocab, (int32_t)label) : label;
+}
+
+/* Whether a row with this given label is supervised; `column` gets its draft column. */
+static int has_label(const oh_request *r, int64_t label, int32_t *column) {
+    *column = (int32_t)draft_column(r, label);
+    return *column >= 0 || (r->target_vocab && r->outside == OH_OUTSIDE_KEEP && label >= 0 && label < r->target_vocab);
+}
+
 /* The tile row of target row `source` in the current chunk: the one it already has, or the next. */
 static int32_t target_index(oh_selection *s, oh_chunk *chunk, int32_t chunk_index, int32_t *sources, int64_t source) {
     if (s->stamp[source] != chunk_index) {
@@ -105,13 +117,14 @@ oh_status oh_selection_fill(oh_selection *s, const oh_request *r, int64_t chunk_
             array[OH_SELECT_COMPACT][row] = -1;
             array[OH_SELECT_TARGET_ROW][row] = 0;
             if (!(m > 0) || slot < o->first_slot) continue;
-            const int64_t label = in->label ? integer_at(in->label, in->label_dtype, row) : -1;
-            if (o->labels == OH_LABELS_GIVEN && (label < 0 || label >= r->vocab)) continue;
+            int32_t label = -1;
+            if (o->labels == OH_LABELS_GIVEN && !has_label(r, integer_at(in->label, in->label_dtype, row), &label))
+                continue;
 
             const int32_t i = (int32_t)chunk->compact_rows++;
             array[OH_SELECT_COMPACT][row] = i;
             array[OH_SELECT_DRAFT_ROW][compact + i] = (int32_t)row;
-            array[OH_SELECT_LABEL][compact + i] = o->labels == OH_LABELS_GIVEN ? (int32_t)label : -1;
+            array[OH_SELECT_LABEL][compact + i] = label;
             s->mask_sum += (double)m;
             s->weight_sum += (double)m * oh_slot_decay(o, slot);
             if (!has_target) continue;

@@ -15,7 +15,7 @@ typedef struct oh_step {
     int late;                 /* gradients lack 1 / N until the closing pass */
     int64_t chunks_with_rows; /* finished so far: whether dW is written or added to */
     /* Which rows of which weight OH_BUFFER_WEIGHT_PANEL holds; count 0: none. */
-    int32_t panel_target;
+    int32_t panel_kind; /* oh_weight_kind */
     int64_t panel_first, panel_count;
     int products_only;
     /* What is being enqueued, for spans; -1 outside of any chunk or stage. */
@@ -39,12 +39,16 @@ oh_status oh_step_convert_weights(oh_step *step);
 oh_status oh_step_gather(oh_step *step, const oh_chunk *chunk);
 /* Columns [first, first + count) of the chunk's tiles. */
 oh_status oh_step_project(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first, int64_t count);
+/* The same of the target's tile over its whole vocabulary. */
+oh_status oh_step_project_full(oh_step *step, const oh_chunk *chunk, int64_t first, int64_t count);
 /* dD of the chunk's compact rows += dz W and dW += dz^T D over columns [first, first + count); the first panel writes. */
 oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first,
                                 int64_t count);
 /* Writes zeros to rows of dW that no product wrote. */
 oh_status oh_step_clear_head_grad(oh_step *step);
 
+/* Row weights as the operand of the bias' gradient. */
+oh_status oh_step_scale_bias(oh_step *step, const oh_chunk *chunk);
 /* D of the chunk's compact rows times row_scale, for dW. */
 oh_status oh_step_scale_rows(oh_step *step, const oh_chunk *chunk);
 

@@ -130,6 +130,12 @@ oh_status oh_traced_row_finish(oh_step *step, const oh_row_finish *finish) {
            oh_op_row_finish(step->plan->context, step->queue, finish, step->error));
 }
 
+oh_status oh_traced_row_labels(oh_step *step, const oh_row_labels *labels) {
+    if (step->products_only) return OH_OK;
+    TRACED(step, ((oh_span){.kind = OH_SPAN_ROW_FINISH, .rows = labels->rows}),
+           oh_op_row_labels(step->plan->context, step->queue, labels, step->error));
+}
+
 oh_status oh_traced_step_finish(oh_step *step, const oh_step_finish *finish) {
     if (step->products_only) return OH_OK;
     TRACED(step, ((oh_span){.kind = OH_SPAN_STEP_FINISH}),

@@ -120,6 +120,7 @@ typedef enum oh_policy {
 #define OH_PRODUCE_TOP_K (1u << 5)      /* hits and streaks for each K of the objective */
 #define OH_PRODUCE_ROWS (1u << 6)       /* row_loss, weight, label, argmax, rank (a second read); needs LOSS, METRICS */
 #define OH_PRODUCE_TOP_K_ROWS (1u << 7) /* topk_id, topk_logprob; needs TOP_K */
+#define OH_PRODUCE_BIAS_GRAD (1u << 9)  /* of the draft's bias; needs LOSS and a bias */
 #define OH_PRODUCE_GRAD_NORM (1u << 8)  /* grad_norm, grad_abs_max of dD; needs GRAD */
 
 /* Shape, dtypes, objective and wishes of a plan. oh_request_init sets the defaults in brackets. */
@@ -130,6 +131,9 @@ typedef struct oh_request {
     int64_t vocab;                      /* V, rows of lm_head */
     int64_t vocab_valid;                /* columns that exist; 0: all [0] */
     int64_t target_hidden;              /* Ht, with a target lm_head of its own; 0: H and the shared head [0] */
+    int64_t target_vocab;               /* Vt, rows of the target's own head, where vocab is a part of it; 0: V [0] */
+    const int32_t *draft_to_target;     /* host [V] ascending target ids of the draft's columns; copied [NULL] */
+    int32_t outside;                    /* oh_outside: rows whose token is no draft column, with target_vocab [drop] */
     int32_t hidden_dtype;               /* of draft_hidden and target_hidden: f32, bf16, f16 [bf16] */
     int32_t weight_dtype;               /* of lm_head [bf16] */
     int32_t target_weight_dtype;        /* of target_lm_head [bf16] */
@@ -180,6 +184,10 @@ typedef enum oh_op {
     OH_OP_GRAD,
     OH_OP_HEAD_GRAD,
     OH_OP_SCATTER,
+    OH_OP_PROJECT_TARGET_FULL, /* onto all of the target's vocabulary, where the draft's is a part of it */
+    OH_OP_LSE_TARGET_FULL,
+    OH_OP_OVERLAP_FULL,
+    OH_OP_BIAS_GRAD,
     OH_OP_COUNT
 } oh_op;
 
@@ -254,7 +262,7 @@ typedef struct oh_inputs {
     int64_t target_ld;
     const void *lm_head; /* device [V,H] */
     int64_t lm_head_ld;
-    const void *target_lm_head; /* device [V,Ht], or NULL: lm_head */
+    const void *target_lm_head; /* device [V or Vt,Ht], or NULL: lm_head */
     int64_t target_lm_head_ld;
     const float *bias;        /* device [V] */
     const float *target_bias; /* device [V]; NULL with has_target_bias = 0 */
@@ -275,6 +283,7 @@ typedef struct oh_outputs {
     int64_t draft_grad_ld;
     float *lm_head_grad; /* [V,H], overwritten */
     int64_t lm_head_grad_ld;
+    float *bias_grad;               /* [V], overwritten */
     float *row_loss, *weight;       /* [T] */
     int32_t *label, *argmax, *rank; /* [T] */
     int32_t *topk_id;               /* [T,K], K the largest of the objective's list */

@@ -137,6 +137,10 @@ typedef struct oh_row_result {
 
 #define OH_HIT_TOP1 (1u << 31)
 
+/* Where y would stand: no draft column, and a row that an earlier read of the chunk found not finite. */
+#define OH_LABEL_NONE (-1)
+#define OH_LABEL_BROKEN (-2)
+
 /* Which sums and outputs one row_finish adds; each part exactly once a chunk, however many reads a policy makes. */
 #define OH_FINISH_COUNTS (1u << 0)     /* rows, masks, blocks and rows that are not finite */
 #define OH_FINISH_LOSS (1u << 1)       /* loss, weights, terms; row_loss_out and weight_out */
@@ -177,7 +181,7 @@ typedef struct oh_row_finish {
     double *sums;           /* [oh_sum_count], added to */
     oh_row_coef *coef;      /* [compact_rows] */
     float *row_scale;       /* [compact_rows] w_r * scale: multiplies the rows of dD, and of D for dW */
-    int32_t *label_out;     /* [compact_rows] y, -1 for a row that is not finite; may be NULL */
+    int32_t *label_out;     /* [compact_rows] y, or OH_LABEL_*; may be NULL */
 
     /* Per-row outputs, [rows], each may be NULL; 0 or -1 on unsupervised rows. */
     float *row_loss_out, *weight_out;
@@ -306,10 +310,9 @@ OH_ROW void oh_finish_row(const oh_row_finish *f, int64_t i) {
     double c[8];
     const oh_row_stats *full = oh_row_full_stats(f, i);
     const int full_bad = full && (full->flags & OH_ROW_T_BAD || !(full->t_max > -INFINITY));
-    /* No label: a row that an earlier read found broken, or, of a vocabulary subset, one whose token lies outside. */
-    const int no_label = s->label < 0, outside = no_label && f->outside != OH_OUTSIDE_NEVER && !full_bad;
+    const int outside = s->label == OH_LABEL_NONE && f->outside != OH_OUTSIDE_NEVER && !full_bad;
     const int dropped = outside && f->outside == OH_OUTSIDE_DROP;
-    const int finite = !dropped && !full_bad && (!no_label || outside) && oh_row_is_finite(o, s, f->has_target);
+    const int finite = !dropped && !full_bad && (s->label >= 0 || outside) && oh_row_is_finite(o, s, f->has_target);
 
     r.loss = r.label_p = r.alpha = r.entropy = r.draft_top1 = r.target_top1 = r.weight = 0;
     r.hits = 0;
@@ -345,7 +348,7 @@ OH_ROW void oh_finish_row(const oh_row_finish *f, int64_t i) {
         }
     }
     f->results[i] = r;
-    if (f->label_out) f->label_out[i] = r.label;
+    if (f->label_out) f->label_out[i] = finite || dropped ? r.label : OH_LABEL_BROKEN;
     if (f->parts & OH_FINISH_COEF) {
         oh_row_coef *g = &f->coef[i];
         g->zero = !finite;

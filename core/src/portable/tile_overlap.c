@@ -15,13 +15,11 @@ static int row_is_finite(const oh_row_stats *s, int has_target) {
 static void add_overlap(const oh_softmax *s, const oh_real *z, const oh_real *t, int64_t count, oh_row_overlap *v) {
     for (int64_t j = 0; j < count; ++j) {
         const oh_real p = oh_softmax_p(s, z[j]), q = oh_softmax_q(s, t[j]);
-        if (p <= q) {
-            v->alpha += (double)p;
-            v->p_le += (double)p;
-            v->tv += (double)(q - p);
-        } else {
-            v->alpha += (double)q;
-        }
+        const int le = p <= q;
+        /* Selections, not branches: which of the two is larger can't be predicted where they are close. */
+        v->alpha += (double)(le ? p : q);
+        v->p_le += (double)(le ? p : 0);
+        v->tv += (double)(le ? q - p : 0);
     }
 }
 
@@ -56,7 +54,7 @@ static int overlap_valid(const oh_tile_overlap *o) {
     const uint32_t known = OH_WANT_OVERLAP | OH_WANT_JSD | OH_WANT_RANK;
     if (!oh_logits_valid(&o->tile)) return 0;
     if (o->tile.rows == 0) return 1;
-    if (!o->stats || !o->overlap) return 0;
+    if (!o->stats || !o->overlap || (o->full && o->want & OH_WANT_JSD)) return 0;
     if (o->tile.columns == 0 || !(o->want & known)) return 1;
     return o->tile.draft && (o->tile.target || !(o->want & (OH_WANT_OVERLAP | OH_WANT_JSD)));
 }
