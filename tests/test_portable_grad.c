@@ -180,7 +180,7 @@ static void test_in_place_gives_the_same_bits(void **state) {
         coef[1].zero = 1;
         oh_tile_grad g = {.tile = c.view,
                           .coef = coef,
-                          .out = malloc((size_t)(3 * 1300 * size)),
+                          .out = malloc((size_t)(size * 3 * 1300)),
                           .out_ld = 1300,
                           .out_dtype = pairs[i].out_dtype,
                           .form = oh_objective_form(&o)};
@@ -196,6 +196,21 @@ static void test_in_place_gives_the_same_bits(void **state) {
         free(apart);
         tile_case_close(&c);
     }
+}
+
+static void test_a_row_marked_zero_is_zero_whatever_its_coefficients(void **state) {
+    const oh_objective o = objective_of(OH_TERM_BIT(OH_TERM_KL), 2);
+    float dz[4] = {NAN, NAN, NAN, NAN};
+    tile_case c;
+    oh_row_coef coef[ROWS_MAX];
+    (void)state;
+    tile_case_literal(&c, 2, 2, (const float[]){1, 2, 1, 2}, (const float[]){2, 1, 2, 1});
+    read_coef(&c.view, &o, NULL, coef);
+    coef[0].zero = 1;
+    const oh_tile_grad g = {.tile = c.view, .coef = coef, .out = dz, .out_ld = 2, .form = oh_objective_form(&o)};
+    assert_int_equal(oh_portable_tile_grad(&g), OH_OK);
+    assert_true(dz[0] == 0 && dz[1] == 0 && dz[2] < 0 && dz[3] > 0);
+    tile_case_close(&c);
 }
 
 static void test_panels_are_the_bits_of_the_whole(void **state) {
@@ -354,7 +369,7 @@ static void test_impossible_arguments_are_refused_and_nothing_is_touched(void **
     REFUSE(r.out_ld = 2);
     REFUSE(r.out_dtype = OH_F64);
     REFUSE(r.out = r.tile.draft);                                               /* rows start elsewhere */
-    REFUSE((r.out = r.tile.draft, r.tile.format = OH_TILE_BF16, r.out_ld = 6)); /* wider than what it replaces */
+    REFUSE((r.out = r.tile.draft, r.tile.format = OH_TILE_BF16, r.out_ld = 3)); /* wider than what it replaces */
 #undef REFUSE
     assert_int_equal(oh_portable_tile_grad(NULL), OH_INVALID_ARGUMENT);
     tile_case_close(&c);
@@ -365,6 +380,7 @@ int main(void) {
         cmocka_unit_test(test_every_term_format_and_transform_agrees_with_the_oracle),
         cmocka_unit_test(test_given_labels_and_no_target_give_cross_entropys_gradient),
         cmocka_unit_test(test_in_place_gives_the_same_bits),
+        cmocka_unit_test(test_a_row_marked_zero_is_zero_whatever_its_coefficients),
         cmocka_unit_test(test_panels_are_the_bits_of_the_whole),
         cmocka_unit_test(test_case_11_equal_logits_have_no_gradient),
         cmocka_unit_test(test_cases_2_and_3_stay_finite_under_every_term),

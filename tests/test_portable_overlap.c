@@ -114,6 +114,40 @@ static void test_panels_add_to_the_whole(void **state) {
     }
 }
 
+/* The draft's vocabulary is the target's first 300 of 700 columns; two rows share a target row. */
+static void test_a_full_vocabulary_gives_its_own_probabilities(void **state) {
+    draws d = draws_open("full", 35);
+    const tile_shape shape = {.rows = 3, .target_rows = 2, .columns = 700};
+    tile_case c;
+    oh_row_stats full[2], part[3];
+    oh_row_overlap got[3];
+    (void)state;
+    tile_case_open(&c, &shape, &d);
+    oh_tile_view target = c.view, draft = tile_case_panel(&c, 0, 300);
+    target.draft = NULL, target.target_row = NULL, target.rows = 2;
+    read_stats(target, NULL, full);
+    read_stats(draft, NULL, part);
+    oh_tile_overlap r = {
+        .tile = draft, .stats = part, .overlap = got, .full = full, .want = OH_WANT_OVERLAP, .restart = 1};
+    assert_int_equal(oh_portable_tile_overlap(&r), OH_OK);
+    for (int64_t i = 0; i < 3; ++i) {
+        const double *z = c.z + i * 700, *t = c.t + i * 700;
+        double z_sum = 0, t_sum = 0, alpha = 0;
+        for (int v = 0; v < 700; ++v) {
+            z_sum += v < 300 ? exp(z[v]) : 0;
+            t_sum += exp(t[v]);
+        }
+        for (int v = 0; v < 300; ++v)
+            alpha += fmin(exp(z[v]) / z_sum, exp(t[v]) / t_sum);
+        /* Each p and q is off by (|x| + M + 6) U of itself; |x| < 32 among normal logits of deviation 3, M < 16. */
+        assert_true(fabs(got[i].alpha - alpha) < 2 * 54 * ORACLE_U);
+        assert_true(alpha < 0.9); /* what lies outside is missing */
+    }
+    r.want = OH_WANT_OVERLAP | OH_WANT_JSD;
+    assert_int_equal(oh_portable_tile_overlap(&r), OH_INVALID_ARGUMENT);
+    tile_case_close(&c);
+}
+
 static oh_row_overlap overlap_of(int64_t columns, const float *z, const float *t, int32_t label) {
     tile_case c;
     oh_row_stats s;
@@ -211,6 +245,7 @@ static void test_case_22_a_bad_row_is_left_out_and_touches_no_other(void **state
         assert_memory_equal(&got[0], &clean[0], sizeof nothing);
         assert_memory_equal(&got[1], &nothing, sizeof nothing);
         assert_memory_equal(&got[2], &clean[2], sizeof nothing);
+        memset(&got[1], 0x33, sizeof got[1]);
         read_overlap(c.view, s, WANT_ALL, 0, got);
         assert_memory_equal(&got[1], &nothing, sizeof nothing);
         tile_case_close(&c);
@@ -252,6 +287,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_format_shape_and_transform_agrees_with_the_oracle),
         cmocka_unit_test(test_panels_add_to_the_whole),
+        cmocka_unit_test(test_a_full_vocabulary_gives_its_own_probabilities),
         cmocka_unit_test(test_cases_3_and_11_equal_logits_overlap_wholly),
         cmocka_unit_test(test_case_2_a_column_that_neither_distribution_has),
         cmocka_unit_test(test_disjoint_distributions_reach_the_largest_divergence),

@@ -56,7 +56,7 @@ static void make_stats(chunk *c, int32_t row, int32_t i) {
         s->z_total += z[v];
     }
     c->overlap[i] = (oh_row_overlap){e.alpha.value, e.tv.value, e.p_le.value, e.jsd.value, e.kl_pm.value, e.rank};
-    oracle_top_k(z, V, TOP_K, c->topk_id + i * TOP_K);
+    oracle_top_k(z, V, TOP_K, c->topk_id + (int64_t)i * TOP_K);
     for (int k = 0; k < TOP_K; ++k)
         c->topk_logit[i * TOP_K + k] = (float)z[c->topk_id[i * TOP_K + k]];
 }
@@ -229,13 +229,12 @@ static void assert_close(double got, double expected, const char *what, int64_t 
 }
 
 static const struct {
-    int32_t decay;
     double param;
-    int32_t gap;
-} rules[] = {{OH_DECAY_NONE, 0, OH_GAP_STOP},
-             {OH_DECAY_EXP, 10, OH_GAP_SKIP},
-             {OH_DECAY_POWER, 0.8, OH_GAP_STOP},
-             {OH_DECAY_DPACE, 0.3, OH_GAP_SKIP}};
+    int32_t decay, gap;
+} rules[] = {{0, OH_DECAY_NONE, OH_GAP_STOP},
+             {10, OH_DECAY_EXP, OH_GAP_SKIP},
+             {0.8, OH_DECAY_POWER, OH_GAP_STOP},
+             {0.3, OH_DECAY_DPACE, OH_GAP_SKIP}};
 
 static void draw_ruled(chunk *c, draws *d, size_t rule) {
     draw_chunk(c, d);
@@ -302,7 +301,7 @@ static void test_rows_outputs_are_the_definitions(void **state) {
             }
             if (i < 0) continue;
             assert_int_equal(c.coef[i].zero, row == c.bad_row);
-            assert_int_equal(c.label_out[i], counts(&c, row) ? c.label[row] : -1);
+            assert_true(counts(&c, row) ? c.label_out[i] == c.label[row] : c.label_out[i] < 0);
             const double scale = counts(&c, row) ? 0.37 * expected_weight(&c, row) : 0;
             assert_true(fabs((double)c.row_scale[i] - scale) <= 1.01 * ORACLE_U * scale);
         }
@@ -353,6 +352,30 @@ static void test_the_normaliser_follows_its_rule(void **state) {
         assert_int_equal(oh_portable_step_finish(&s), OH_OK);
         assert_true(loss[0] == 12 / n && loss[1] == 12 && loss[2] == n && factor == (float)(1 / n));
     }
+}
+
+static void test_labels_of_a_subset_are_positions_among_its_ids(void **state) {
+    const int32_t ids[] = {2, 3, 7, 40, 41}, target_row[] = {5, 0, 1, 2, 3, 4};
+    static const int32_t argmax[] = {2, 41, 4, 7, -1, 99}, expected[] = {-1, 0, 4, -1, 2, -1};
+    oh_row_stats full[6];
+    int32_t label[7];
+    (void)state;
+    for (int i = 0; i < 6; ++i) {
+        oh_row_stats_empty(&full[i]);
+        full[i].t_argmax = argmax[i];
+        full[i].t_max = argmax[i] >= 0 ? 1 : -INF;
+    }
+    label[6] = 77;
+    oh_row_labels l = {.rows = 6, .id_count = 5, .full = full, .target_row = target_row, .ids = ids, .label = label};
+    assert_int_equal(oh_portable_row_labels(&l), OH_OK);
+    assert_memory_equal(label, expected, sizeof expected);
+    assert_int_equal(label[6], 77);
+    l.target_row = NULL;
+    assert_int_equal(oh_portable_row_labels(&l), OH_OK);
+    assert_true(label[0] == 0 && label[1] == 4 && label[5] == -1);
+    l.ids = NULL;
+    assert_int_equal(oh_portable_row_labels(&l), OH_INVALID_ARGUMENT);
+    assert_int_equal(oh_portable_row_labels(NULL), OH_INVALID_ARGUMENT);
 }
 
 static void test_impossible_arguments_are_refused_and_nothing_is_touched(void **state) {
@@ -433,6 +456,7 @@ int main(void) {
         cmocka_unit_test(test_rows_outputs_are_the_definitions),
         cmocka_unit_test(test_case_4_nothing_supervised_is_a_step_of_zeros),
         cmocka_unit_test(test_the_normaliser_follows_its_rule),
+        cmocka_unit_test(test_labels_of_a_subset_are_positions_among_its_ids),
         cmocka_unit_test(test_impossible_arguments_are_refused_and_nothing_is_touched),
         cmocka_unit_test(test_impossible_steps_are_refused_and_nothing_is_touched),
     };

@@ -197,6 +197,21 @@ static void test_panels_merge_to_the_whole(void **state) {
     }
 }
 
+static void test_ties_go_to_the_lowest_column_whatever_panel_comes_first(void **state) {
+    float z[40], t[40];
+    tile_case c;
+    collected got;
+    (void)state;
+    for (int v = 0; v < 40; ++v)
+        z[v] = 1, t[v] = 2;
+    tile_case_literal(&c, 1, 40, z, t);
+    collect(&got, tile_case_panel(&c, 20, 20), NULL, 1);
+    collect(&got, tile_case_panel(&c, 0, 20), NULL, 0);
+    assert_memory_equal(got.id, ((const int32_t[]){0, 1, 2, 3, 4, 5, 6, 7}), sizeof(int32_t) * 8);
+    assert_true(got.stats[0].z_argmax == 0 && got.stats[0].t_argmax == 0 && got.stats[0].label == 0);
+    tile_case_close(&c);
+}
+
 static void collect_literal(collected *got, int64_t columns, const float *z, const float *t, const int32_t *label) {
     tile_case c;
     tile_case_literal(&c, 1, columns, z, t);
@@ -414,6 +429,7 @@ int main(void) {
         cmocka_unit_test(test_a_draft_alone_has_its_statistics),
         cmocka_unit_test(test_a_target_alone_has_its_statistics),
         cmocka_unit_test(test_panels_merge_to_the_whole),
+        cmocka_unit_test(test_ties_go_to_the_lowest_column_whatever_panel_comes_first),
         cmocka_unit_test(test_case_1_a_single_finite_logit_far_from_the_start),
         cmocka_unit_test(test_case_2_a_column_that_neither_distribution_has),
         cmocka_unit_test(test_cases_3_and_11_equal_logits_have_no_divergence),
