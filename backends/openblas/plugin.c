@@ -55,6 +55,7 @@ static const oh_backend backend = {
     .tile_grad = ob_tile_grad,
     .row_finish = ob_row_finish,
     .step_finish = ob_step_finish,
+    .row_labels = ob_row_labels,
 };
 
 __attribute__((visibility("default"))) const oh_backend *oh_backend_v1(void);

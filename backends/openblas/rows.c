@@ -1,13 +1,13 @@
-/* rows.c - the loops of row_finish over rowmath.h, spread over threads: rows, then blocks, then sums. Each of them
- * writes only what is its own, so the bits don't depend on the threads. */
+/* rows.c - the loops of row_finish and row_labels over rowmath.h, spread over threads. Each iteration writes
+ * only what is its own, so the bits don't depend on the threads. */
 #include "device.h"
 #include "onehead/rowmath.h"
 
 #define ITEMS_PER_PART 32
 
 typedef struct loop {
-    const oh_row_finish *finish;
-    void (*item)(const oh_row_finish *finish, int64_t index);
+    const void *request; /* oh_row_finish or oh_row_labels */
+    void (*item)(const void *request, int64_t index);
     int64_t count;
 } loop;
 
@@ -16,25 +16,38 @@ static void run_items(void *work, int64_t part) {
     const int64_t first = part * ITEMS_PER_PART;
     const int64_t end = first + ITEMS_PER_PART < l->count ? first + ITEMS_PER_PART : l->count;
     for (int64_t i = first; i < end; ++i)
-        l->item(l->finish, i);
+        l->item(l->request, i);
 }
 
-static void run_loop(oh_device *device, const oh_row_finish *finish, void (*item)(const oh_row_finish *, int64_t),
-                     int64_t count) {
-    loop l = {finish, item, count};
+static void run_loop(oh_device *device, const void *request, void (*item)(const void *, int64_t), int64_t count) {
+    loop l = {request, item, count};
     ob_parallel(device, (count + ITEMS_PER_PART - 1) / ITEMS_PER_PART, run_items, &l);
 }
 
-static void finish_row(const oh_row_finish *finish, int64_t row) {
+static void finish_row(const void *finish, int64_t row) {
     oh_finish_row(finish, row);
 }
 
-static void finish_block(const oh_row_finish *finish, int64_t block) {
+static void finish_block(const void *finish, int64_t block) {
     oh_finish_block(finish, block);
 }
 
-static void finish_sum(const oh_row_finish *finish, int64_t sum) {
+static void finish_sum(const void *finish, int64_t sum) {
     oh_finish_sum(finish, sum);
+}
+
+static void label_row(const void *labels, int64_t row) {
+    oh_label_row(labels, row);
+}
+
+/* Whether the arrays that the request's parts read and write are there. */
+static int finish_has_arrays(const oh_row_finish *f) {
+    if (f->rows == 0) return 1;
+    if (!f->compact || !f->partial || !f->sums) return 0;
+    if (f->parts & (OH_FINISH_COUNTS | OH_FINISH_LOSS | OH_FINISH_COEF) && !f->mask) return 0;
+    if (f->compact_rows == 0) return 1;
+    if (f->parts & OH_FINISH_COEF && (!f->coef || !f->row_scale)) return 0;
+    return f->stats && f->results;
 }
 
 oh_status ob_row_finish(oh_queue *queue, const oh_row_finish *finish) {
@@ -43,6 +56,10 @@ oh_status ob_row_finish(oh_queue *queue, const oh_row_finish *finish) {
         return ob_fail(queue->device, OH_INVALID_ARGUMENT,
                        "openblas: row_finish of %lld rows in blocks of %lld, expected whole blocks",
                        (long long)finish->rows, (long long)o->block_size);
+    if (!finish_has_arrays(finish))
+        return ob_fail(queue->device, OH_INVALID_ARGUMENT, "openblas: row_finish without an array of its parts %#x",
+                       finish->parts);
+    if (finish->rows == 0) return OH_OK;
     run_loop(queue->device, finish, finish_row, finish->compact_rows);
     run_loop(queue->device, finish, finish_block, finish->rows / o->block_size);
     run_loop(queue->device, finish, finish_sum, oh_sum_count(o));
@@ -50,7 +67,18 @@ oh_status ob_row_finish(oh_queue *queue, const oh_row_finish *finish) {
 }
 
 oh_status ob_step_finish(oh_queue *queue, const oh_step_finish *finish) {
-    (void)queue;
+    if (!finish->sums || !finish->loss || !finish->factor)
+        return ob_fail(queue->device, OH_INVALID_ARGUMENT, "openblas: step_finish without sums, loss or factor");
     oh_step_close(finish);
+    return OH_OK;
+}
+
+oh_status ob_row_labels(oh_queue *queue, const oh_row_labels *labels) {
+    if (labels->rows < 0 || labels->id_count < 0 ||
+        (labels->rows > 0 && (!labels->full || !labels->label || (labels->id_count > 0 && !labels->ids))))
+        return ob_fail(queue->device, OH_INVALID_ARGUMENT,
+                       "openblas: row_labels of %lld rows among %lld ids, expected statistics, ids and labels",
+                       (long long)labels->rows, (long long)labels->id_count);
+    run_loop(queue->device, labels, label_row, labels->rows);
     return OH_OK;
 }
