@@ -52,10 +52,12 @@ static int finish_has_arrays(const oh_row_finish *f) {
 
 oh_status ob_row_finish(oh_queue *queue, const oh_row_finish *finish) {
     const oh_objective *o = &finish->objective;
-    if (o->block_size < 1 || finish->rows < 0 || finish->rows % o->block_size != 0 || finish->compact_rows < 0)
+    if (o->block_size < 1 || finish->rows < 0 || finish->rows % o->block_size != 0 || finish->compact_rows < 0 ||
+        finish->compact_rows > finish->rows)
         return ob_fail(queue->device, OH_INVALID_ARGUMENT,
-                       "openblas: row_finish of %lld rows in blocks of %lld, expected whole blocks",
-                       (long long)finish->rows, (long long)o->block_size);
+                       "openblas: row_finish of %lld rows, %lld of them supervised, in blocks of %lld, expected whole "
+                       "blocks and no more supervised rows than rows",
+                       (long long)finish->rows, (long long)finish->compact_rows, (long long)o->block_size);
     if (!finish_has_arrays(finish))
         return ob_fail(queue->device, OH_INVALID_ARGUMENT, "openblas: row_finish without an array of its parts %#x",
                        finish->parts);
