@@ -14,8 +14,8 @@ static const options_command backends_command = {
     .bit = OPTIONS_BACKENDS,
     .name = "backends",
     .synopsis = "[NAME|PATH] [OPTION]...",
-    .about = "The backends that the search finds, in its order, and why one is refused. Nothing is\n"
-             "loaded but the backend that is named, or with --probe every one that passes.",
+    .about = "The backends that the search finds, in its order, and why one is refused. Nothing\n"
+             "is loaded but the backend that is named, or with --probe every one that passes.",
     .input = "NAME",
 };
 

@@ -10,7 +10,7 @@ static const options_command run_command = {
     .bit = OPTIONS_RUN,
     .name = "run",
     .synopsis = "[BATCH] [OPTION]...",
-    .about = "One step on a batch: loss, gradient, accuracy, accepted streaks and top-K figures.\n\n"
+    .about = "One step on a batch: loss, gradient, accuracy, accepted streaks, top-K figures.\n\n"
              "BATCH is a safetensors file with draft_hidden [T,H] and, each optional,\n"
              "target_hidden [S,H], target_row [T], label [T], loss_mask [T], lm_head [V,H],\n"
              "bias [V] and target_lm_head [V,Ht]. Without it, a small built-in sample is used.",

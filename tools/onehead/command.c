@@ -32,5 +32,6 @@ oh_status command_flush(oh_error *error) {
     errno = 0;
     const int flushed = fflush(stdout);
     if (flushed == 0 && !ferror(stdout)) return OH_OK;
-    return error_line(error, OH_IO, "standard output", "can't write: %s", strerror(errno != 0 ? errno : EIO));
+    const char *const reason = flushed != 0 && errno != 0 ? strerror(errno) : "an earlier write failed";
+    return error_line(error, OH_IO, "standard output", "can't write: %s", reason);
 }

@@ -47,9 +47,10 @@ static json_t *top_k_json(const oh_results *f) {
 }
 
 /* Counts by slot; empty where metrics were not asked for. */
-static json_t *slots_json(const double *counts, int64_t count) {
+static json_t *slots_json(const run_report *report, const double *counts) {
     json_t *const array = json_array();
-    for (int64_t slot = 0; counts != NULL && slot < count; slot++) {
+    const int64_t count = report->request->produce & OH_PRODUCE_METRICS ? report->result->figures.block_size : 0;
+    for (int64_t slot = 0; slot < count; slot++) {
         if (json_array_append_new(array, json_integer((json_int_t)counts[slot])) == 0) continue;
         json_decref(array);
         return NULL;
@@ -80,12 +81,12 @@ json_t *run_report_json(const run_report *report) {
         (json_int_t)f->supervised, "blocks", (json_int_t)f->blocks, "weight_sum", json_number(f->weight_sum), "loss",
         json_number(f->loss), "loss_num", json_number(f->loss_num), "loss_den", json_number(f->loss_den), "terms",
         terms_json(report), "grad_norm", json_number(f->grad_norm), "grad_abs_max", json_number(f->grad_abs_max),
-        "topk", top_k_json(f), "slot_hits", slots_json(f->slot_hits, f->block_size), "slot_count",
-        slots_json(f->slot_count, f->block_size), "eal", json_number(f->eal), "draft_entropy",
-        json_number(f->draft_entropy), "draft_top1", json_number(f->draft_top1), "nonfinite_rows",
-        (json_int_t)f->nonfinite_rows, "projections", "draft", (json_int_t)f->projections_draft, "target",
-        (json_int_t)f->projections_target, "gemms", (json_int_t)f->gemms, "workspace_bytes",
-        (json_int_t)plan->workspace_bytes, "tile", tile_name(plan->tile), "seconds", seconds_json(&report->seconds));
+        "topk", top_k_json(f), "slot_hits", slots_json(report, f->slot_hits), "slot_count",
+        slots_json(report, f->slot_count), "eal", json_number(f->eal), "draft_entropy", json_number(f->draft_entropy),
+        "draft_top1", json_number(f->draft_top1), "nonfinite_rows", (json_int_t)f->nonfinite_rows, "projections",
+        "draft", (json_int_t)f->projections_draft, "target", (json_int_t)f->projections_target, "gemms",
+        (json_int_t)f->gemms, "workspace_bytes", (json_int_t)plan->workspace_bytes, "tile", tile_name(plan->tile),
+        "seconds", seconds_json(&report->seconds));
     if (object == NULL) return NULL;
     if (report->has_target && add_target_figures(object, f) != 0) {
         json_decref(object);
