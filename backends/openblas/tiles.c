@@ -162,6 +162,6 @@ oh_status ob_tile_grad(oh_queue *queue, const oh_tile_grad *grad) {
             device, OH_INVALID_ARGUMENT,
             "openblas: tile_grad in place with rows %lld bytes apart, expected the tile's %lld, and elements "
             "no wider than its %lld bytes",
-            (long long)(grad->out_ld * size), (long long)(v->draft_ld * tile_size), (long long)tile_size);
+            (long long)grad->out_ld * size, (long long)v->draft_ld * tile_size, (long long)tile_size);
     return run_job(queue, (row_job){.grad = grad}, v);
 }

@@ -141,6 +141,7 @@ static inline vf vf_load_f16(const void *p) {
 }
 static inline void vf_store_bf16(void *p, vf x) {
     const vu bits = (vu)x, rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    /* NOLINTNEXTLINE(misc-redundant-expression): not NaN */
     vu_store_halves(p, vu_select(x == x, rounded, bits >> 16 | 0x40u));
 }
 /* Below 2^-14 the addition of 0.5, whose unit is that of an f16 subnormal, rounds; 65520 is halfway past the largest

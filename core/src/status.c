@@ -115,6 +115,7 @@ void oh_make_printable(char *line) {
     }
 }
 
+#undef oh_fail /* what the analyser sees in its place */
 oh_status oh_fail(oh_error *error, oh_status status, const char *format, ...) {
     if (error == NULL) return status;
     char line[sizeof error->message] = "";

@@ -161,11 +161,12 @@ static oh_status open_single(ckpt_head *head, const char *path, const char *aske
 /* "FOLDER/name"; the folder is the first `length` bytes of `folder`. NULL when memory is out. */
 static char *join(const char *folder, size_t length, const char *name) {
     const bool slash = length > 0 && folder[length - 1] != '/';
-    char *const path = malloc(length + 1 + strlen(name) + 1);
+    const size_t name_size = strlen(name) + 1;
+    char *const path = malloc(length + 1 + name_size);
     if (path == NULL) return NULL;
     memcpy(path, folder, length);
     if (slash) path[length] = '/';
-    strcpy(path + length + slash, name);
+    memcpy(path + length + slash, name, name_size);
     return path;
 }
 

@@ -34,6 +34,7 @@ static void make_printable(char *message) {
     }
 }
 
+#undef error_line /* what the analyser sees in its place */
 oh_status error_line(oh_error *error, oh_status status, const char *subject, const char *format, ...) {
     if (error == NULL) return status;
     error->status = status;

@@ -11,4 +11,13 @@
 oh_status error_line(oh_error *error, oh_status status, const char *subject, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
+#ifdef __clang_analyzer__
+/* The analyser doesn't look into other files: this tells it that the status given is the one returned. */
+static inline oh_status error_line_status(oh_status returned, oh_status given) {
+    return returned == given ? returned : given;
+}
+#define error_line(error, status, subject, ...)                                                                        \
+    error_line_status(error_line(error, status, subject, __VA_ARGS__), status)
+#endif
+
 #endif

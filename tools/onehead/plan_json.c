@@ -65,11 +65,12 @@ static json_t *policies_json(const plan_report *report) {
     for (int i = 0; i < PLAN_POLICIES; i++) {
         const plan_policy *const p = &report->policies[i];
         const oh_plan_summary *const s = &p->summary;
-        json_t *const entry = p->possible ? json_pack("{s:I, s:I, s:o, s:I}", "projections",
-                                                      (json_int_t)(s->projections_draft + s->projections_target),
-                                                      "gemms", (json_int_t)s->gemms, "flops", json_number(s->flops),
-                                                      "workspace_bytes", (json_int_t)s->workspace_bytes)
-                                          : json_null();
+        json_t *const entry = p->possible
+                                  ? json_pack("{s:I, s:I, s:o, s:I}", "projections",
+                                              (json_int_t)s->projections_draft + (json_int_t)s->projections_target,
+                                              "gemms", (json_int_t)s->gemms, "flops", json_number(s->flops),
+                                              "workspace_bytes", (json_int_t)s->workspace_bytes)
+                                  : json_null();
         if (json_object_set_new(object, policy_name(p->policy), entry) == 0) continue;
         json_decref(object);
         return NULL;
