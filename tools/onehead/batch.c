@@ -50,7 +50,7 @@ static oh_status bad_dtype(const char *file, const st_tensor *tensor, const char
 }
 
 static void *own(batch *b, size_t bytes, oh_error *error) {
-    void *const memory = malloc(bytes > 0 ? bytes : 1);
+    void *const memory = calloc(1, bytes > 0 ? bytes : 1);
     if (memory == NULL) {
         error_line(error, OH_OUT_OF_MEMORY, b->name, "out of memory, %zu bytes", bytes);
         return NULL;
