@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "request.h"
+#include "ring.h"
 #include "select.h"
 #include "status.h"
 
@@ -120,7 +121,7 @@ void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh
 
     const int64_t rows = layout->tile_rows, sums = oh_sum_count(&r->objective);
     int64_t *bytes = layout->bytes;
-    bytes[OH_BUFFER_SELECTION] = oh_selection_bytes(r->rows);
+    bytes[OH_BUFFER_SELECTION] = oh_size_add(oh_selection_bytes(r->rows), OH_RING_TICKET_BYTES);
     bytes[OH_BUFFER_SUMS] = oh_size_mul(sums + 8, 8);
     if (has_grad && oh_norm_is_late(r) && r->grad_dtype != OH_F32)
         bytes[OH_BUFFER_GRAD_STEP] = rows_by(r->rows, r->hidden, 4);

@@ -172,25 +172,17 @@ static oh_status describe(oh_plan *plan, const oh_request *request, uint32_t gem
 static oh_status allocate_selection(oh_plan *plan, oh_error *error) {
     oh_selection *s = &plan->selection;
     const oh_request *r = &plan->request;
-    const oh_backend *backend = plan->context->backend;
-    const int64_t bytes = plan->layout.bytes[OH_BUFFER_SELECTION];
+    const oh_status status =
+        oh_ring_open(&plan->ring, plan->context, plan->layout.bytes[OH_BUFFER_SELECTION] - OH_RING_TICKET_BYTES, error);
+    if (status != OH_OK) return status;
     s->row_capacity = r->rows;
     s->target_capacity = r->target_rows;
     s->chunk_capacity = plan->summary.chunks;
-    const size_t block = bytes > 0 ? (size_t)bytes : 1;
-    if (backend->host_alloc) {
-        if (backend->host_alloc(plan->context->device, block, &plan->pinned) != OH_OK)
-            return oh_context_fail(plan->context, OH_OUT_OF_MEMORY, "pinned memory for row selection", error);
-        s->block = plan->pinned;
-        memset(s->block, 0, block);
-    } else {
-        s->block = calloc(1, block);
-    }
     s->chunks = calloc((size_t)(s->chunk_capacity + 1), sizeof *s->chunks);
     s->stamp = calloc((size_t)(s->target_capacity + 1), sizeof *s->stamp);
     s->stamp_index = calloc((size_t)(s->target_capacity + 1), sizeof *s->stamp_index);
     plan->host_sums = calloc((size_t)(oh_sum_count(&r->objective) + OH_SUMS_EXTRA), sizeof(double));
-    if (s->block && s->chunks && s->stamp && s->stamp_index && plan->host_sums) return OH_OK;
+    if (s->chunks && s->stamp && s->stamp_index && plan->host_sums) return OH_OK;
     return oh_fail(error, OH_OUT_OF_MEMORY, "row selection of %lld rows: out of memory", (long long)r->rows);
 }
 
@@ -277,10 +269,7 @@ void oh_plan_destroy(oh_plan *plan) {
         oh_context_free(plan->context, plan->workspace);
         oh_context_free(plan->context, plan->weights);
     }
-    if (plan->pinned)
-        plan->context->backend->host_free(plan->context->device, plan->pinned);
-    else
-        free(plan->selection.block);
+    oh_ring_close(&plan->ring);
     free(plan->selection.chunks);
     free(plan->selection.stamp);
     free(plan->selection.stamp_index);

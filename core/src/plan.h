@@ -4,6 +4,7 @@
 
 #include "context.h"
 #include "layout.h"
+#include "ring.h"
 #include "schedule.h"
 #include "select.h"
 
@@ -30,7 +31,7 @@ struct oh_plan {
     int64_t buffer_count;
 
     oh_selection selection;
-    void *pinned;    /* host memory of selection.block that came from the backend */
+    oh_ring ring;    /* host memory of selection.block */
     void *workspace; /* the plan's own, NULL with external_workspace */
     void *weights;
     oh_resident resident[OH_WEIGHT_COUNT];

@@ -95,8 +95,7 @@ static double row_scale(const oh_step *step) {
 static oh_status begin(oh_step *step) {
     oh_plan *plan = step->plan;
     const int64_t sums = oh_sum_count(&plan->request.objective) + OH_SUMS_EXTRA;
-    oh_status status = oh_traced_upload(step, oh_step_buffer(step, OH_BUFFER_SELECTION), plan->selection.block,
-                                        (uint64_t)plan->layout.bytes[OH_BUFFER_SELECTION]);
+    oh_status status = oh_traced_selection(step, oh_step_buffer(step, OH_BUFFER_SELECTION));
     if (status != OH_OK) return status;
     status = oh_traced_fill(step, oh_step_buffer(step, OH_BUFFER_SUMS), (uint64_t)sums * 8);
     if (status == OH_OK && plan->request.target_vocab)
@@ -437,8 +436,7 @@ static oh_status run(oh_plan *plan, const oh_inputs *inputs, const oh_outputs *o
                      oh_error *error) {
     oh_status status = check_run(plan, inputs, outputs, error);
     if (status != OH_OK) return status;
-    /* The selection block may still be on its way to the device from the last run. */
-    if (plan->has_run && plan->pinned) status = oh_plan_wait(plan, error);
+    status = oh_ring_take(&plan->ring, plan->queue, &plan->selection.block, error);
     if (status == OH_OK)
         status = oh_selection_fill(&plan->selection, &plan->request, plan->layout.choice.chunk, inputs, error);
     if (status == OH_OK) status = open_queue(plan, inputs->stream, error);

@@ -84,6 +84,13 @@ oh_status oh_traced_copy_rows(oh_step *step, int32_t kind, const oh_copy_rows *c
     TRACED(step, copy_span(kind, copy), oh_op_copy_rows(step->plan->context, step->queue, copy, step->error));
 }
 
+oh_status oh_traced_selection(oh_step *step, void *to) {
+    if (step->products_only) return OH_OK;
+    const double bytes = (double)step->plan->layout.bytes[OH_BUFFER_SELECTION];
+    TRACED(step, ((oh_span){.kind = OH_SPAN_SELECTION, .rows = step->in->rows, .bytes = 2 * bytes}),
+           oh_ring_upload(&step->plan->ring, step->queue, to, step->error));
+}
+
 oh_status oh_traced_upload(oh_step *step, void *to, const void *from, uint64_t bytes) {
     if (step->products_only) return OH_OK;
     TRACED(step, ((oh_span){.kind = OH_SPAN_SELECTION, .rows = step->in->rows, .bytes = 2 * (double)bytes}),

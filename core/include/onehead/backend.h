@@ -366,6 +366,10 @@ typedef struct oh_backend {
     oh_status (*row_finish)(oh_queue *queue, const struct oh_row_finish *finish);
     oh_status (*step_finish)(oh_queue *queue, const struct oh_step_finish *finish);
     oh_status (*row_labels)(oh_queue *queue, const oh_row_labels *labels); /* NULL: no vocabulary subsets */
+
+    /* Whether the queue's stream is being captured into a graph, which will read uploads' host memory at each replay.
+     * NULL: never. */
+    int32_t (*queue_is_capturing)(oh_queue *queue);
 } oh_backend;
 
 typedef const oh_backend *(*oh_backend_entry)(void);
@@ -397,7 +401,7 @@ OH_STATIC_ASSERT(offsetof(oh_backend, device_count) == 48, "oh_backend.device_co
 OH_STATIC_ASSERT(offsetof(oh_backend, gemm) == 168, "oh_backend.gemm");
 OH_STATIC_ASSERT(offsetof(oh_backend, step_finish) == 232, "oh_backend.step_finish");
 OH_STATIC_ASSERT(offsetof(oh_backend, row_labels) == 240, "oh_backend.row_labels");
-OH_STATIC_ASSERT(sizeof(oh_backend) == 248, "oh_backend");
+OH_STATIC_ASSERT(sizeof(oh_backend) == 256, "oh_backend");
 
 #ifdef __cplusplus
 }
