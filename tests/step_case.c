@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include "context.h"
+
 const oh_backend *oh_backend_v1(void); /* plugins/template/template.c */
 
 static void *allocate(int64_t count, size_t element) {
@@ -79,11 +81,85 @@ oh_inputs step_case_inputs(const step_case *c) {
 }
 
 oh_context *step_context_open(void) {
-    const oh_context_options options = {.table = oh_backend_v1()};
+    const char *name = getenv("ONEHEAD_TEST_BACKEND");
+    const oh_context_options options = {.backend = name, .table = name ? NULL : oh_backend_v1()};
     oh_context *context = NULL;
     oh_error error = {OH_OK, ""};
     if (oh_context_open(&options, &context, &error) != OH_OK) fail_msg("%s", error.message);
     return context;
+}
+
+static void quarters(draws *d, float *values, int64_t count) {
+    for (int64_t i = 0; i < count; ++i)
+        values[i] = (float)(draw_below(d, 9) - 4) / 4;
+}
+
+void step_case_make_exact(step_case *c, draws *d) {
+    quarters(d, c->draft, c->rows * c->request.hidden);
+    quarters(d, c->target, c->target_rows * c->request.hidden);
+    quarters(d, c->head, c->request.vocab * c->request.hidden);
+    quarters(d, c->bias, c->request.vocab);
+}
+
+/* ----------------------------------------------------------------------------------- memory that isn't the host's -- */
+
+enum { DEVICE_ARRAYS_MAX = 24 };
+
+/* Device copies of a step's tensors; each remembers where it came from or goes to. */
+typedef struct device_arrays {
+    oh_context *context;
+    oh_queue *queue;
+    struct {
+        void *device, *host;
+        uint64_t bytes;
+        int output;
+    } array[DEVICE_ARRAYS_MAX];
+    int count;
+} device_arrays;
+
+static void *on_device(device_arrays *d, const void *host, int64_t count, int output) {
+    if (!host || count == 0) return NULL;
+    assert_true(d->count < DEVICE_ARRAYS_MAX);
+    const oh_backend *backend = oh_context_backend(d->context);
+    const int i = d->count++;
+    d->array[i].host = (void *)(uintptr_t)host;
+    d->array[i].bytes = (uint64_t)count * 4;
+    d->array[i].output = output;
+    assert_int_equal(backend->alloc(d->context->device, d->array[i].bytes, &d->array[i].device), OH_OK);
+    assert_int_equal(backend->upload(d->queue, d->array[i].device, host, d->array[i].bytes), OH_OK);
+    return d->array[i].device;
+}
+
+static void move_to_device(device_arrays *d, const step_case *c, oh_inputs *in, oh_outputs *out) {
+    const oh_request *r = &c->request;
+    const int64_t top_k = r->objective.top_k_count ? r->objective.top_k[r->objective.top_k_count - 1] : 0;
+    assert_int_equal(oh_context_backend(d->context)->queue_open(d->context->device, NULL, &d->queue), OH_OK);
+    in->draft_hidden = on_device(d, in->draft_hidden, c->rows * r->hidden, 0);
+    in->target_hidden = on_device(d, in->target_hidden, c->target_rows * r->hidden, 0);
+    in->lm_head = on_device(d, in->lm_head, r->vocab * r->hidden, 0);
+    in->bias = on_device(d, in->bias, r->vocab, 0);
+    in->target_bias = in->bias;
+    out->draft_grad = on_device(d, out->draft_grad, c->rows * r->hidden, 1);
+    out->lm_head_grad = on_device(d, out->lm_head_grad, r->vocab * r->hidden, 1);
+    out->row_loss = on_device(d, out->row_loss, c->rows, 1);
+    out->weight = on_device(d, out->weight, c->rows, 1);
+    out->label = on_device(d, out->label, c->rows, 1);
+    out->argmax = on_device(d, out->argmax, c->rows, 1);
+    out->rank = on_device(d, out->rank, c->rows, 1);
+    out->topk_id = on_device(d, out->topk_id, c->rows * top_k, 1);
+    out->topk_logprob = on_device(d, out->topk_logprob, c->rows * top_k, 1);
+}
+
+static void move_back(device_arrays *d) {
+    const oh_backend *backend = oh_context_backend(d->context);
+    for (int i = 0; i < d->count; ++i)
+        if (d->array[i].output)
+            assert_int_equal(backend->download(d->queue, d->array[i].host, d->array[i].device, d->array[i].bytes),
+                             OH_OK);
+    assert_int_equal(backend->queue_wait(d->queue), OH_OK);
+    for (int i = 0; i < d->count; ++i)
+        backend->free(d->context->device, d->array[i].device);
+    backend->queue_close(d->queue);
 }
 
 static void *poisoned(int64_t count) {
@@ -126,16 +202,22 @@ void step_run(oh_context *context, const step_case *c, step_output *out) {
     oh_plan *plan = NULL;
     oh_error error = {OH_OK, ""};
     step_output_open(out, c);
-    const oh_inputs inputs = step_case_inputs(c);
-    const oh_outputs outputs = step_outputs(out, &c->request);
+    oh_inputs inputs = step_case_inputs(c);
+    oh_outputs outputs = step_outputs(out, &c->request);
+    device_arrays device = {.context = context};
+    const int elsewhere = !(oh_context_backend(context)->caps & OH_CAP_HOST_MEMORY);
+    if (elsewhere) move_to_device(&device, c, &inputs, &outputs);
     oh_status status = oh_plan_create(context, &c->request, &plan, &error);
     if (status == OH_OK) status = oh_plan_run(plan, &inputs, &outputs, &error);
     if (status == OH_OK) status = oh_plan_results(plan, &out->results, &error);
     if (status != OH_OK) fail_msg("%s", error.message);
+    if (elsewhere) move_back(&device);
     out->plan = *oh_plan_get_summary(plan);
     out->sum_count = oh_sum_count(&c->request.objective);
     out->sums = allocate(out->sum_count, sizeof *out->sums);
-    memcpy(out->sums, oh_plan_device_sums(plan), (size_t)out->sum_count * sizeof *out->sums);
+    /* What oh_plan_results read from the device; its slot arrays are the end of the sums. */
+    memcpy(out->sums, out->results.slot_hits - oh_sum_slot_hits(&c->request.objective),
+           (size_t)out->sum_count * sizeof *out->sums);
     out->results.slot_hits = out->sums + oh_sum_slot_hits(&c->request.objective);
     out->results.slot_count = out->sums + oh_sum_slot_count(&c->request.objective);
     oh_plan_destroy(plan);

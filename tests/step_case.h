@@ -32,12 +32,17 @@ void step_case_close(step_case *c);
 /* Pointers of `c` as inputs. Pass rows < c->rows to run a part. */
 oh_inputs step_case_inputs(const step_case *c);
 
-/* The template backend, linked into the test. */
+/* The template backend, linked into the test; with ONEHEAD_TEST_BACKEND a plugin by name or path, so that the same suites
+ * run on any backend. Tensors are uploaded where device memory is not host memory. */
 oh_context *step_context_open(void);
 
 /* Plans and runs c->request; fails the test on any error. Outputs are poisoned first. */
 void step_run(oh_context *context, const step_case *c, step_output *out);
 void step_output_close(step_output *out);
+
+/* Fills a matrix with multiples of 1/4 from -1 to 1, so that logits of up to 2^16 products are exact in f32 in any order
+ * of summation, and ties are plenty. */
+void step_case_make_exact(step_case *c, draws *d);
 
 /* Outputs that `out` needs, allocated and poisoned for a plan of `c`. */
 void step_output_open(step_output *out, const step_case *c);
