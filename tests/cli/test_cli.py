@@ -522,6 +522,28 @@ class TestBackends(InFolder):
         self.assertEqual(table.returncode, 0)
         self.assertIn("OpenBLAS", table.stdout)
 
+    def test_a_backend_whose_memory_is_elsewhere_gives_the_same_answers(self):
+        far = ["--backend", os.environ["ONEHEAD_FAR"]]
+        bias = np.linspace(-1, 1, 19).astype(np.float32)
+        head = small(hidden=8, seed=9)["lm_head"]
+        batch = self.write(bias=bias, target_lm_head=head, target_row=np.arange(32)[::-1].copy())
+        files = {}
+        for place, options in (("near", []), ("far", far)):
+            grad, rows = self.path(place + ".grad"), self.path(place + ".rows")
+            got = run_json("run", batch, *options, "--grad", grad, "--grad-head", "--rows", rows)
+            files[place] = [got, safetensors.read(grad)[0], safetensors.read(rows)[0]]
+        got, want = files["far"], files["near"]
+        self.assertEqual(got[0]["backend"], "far")
+        for key in ("backend", "seconds"):
+            del got[0][key], want[0][key]
+        self.assertEqual(got[0], want[0])
+        for got_tensors, want_tensors in zip(got[1:], want[1:]):
+            for name in want_tensors:
+                self.assertEqual(got_tensors[name].tobytes(), want_tensors[name].tobytes(), name)
+        done = run("check", batch, "--against", os.environ["ONEHEAD_FAR"])
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("backend far", done.stdout)
+
     def test_backends_and_devices_that_are_not_there_have_their_exit_code(self):
         batch = self.write()
         self.assert_refused(4, ["nothing"], "run", batch, "--backend", "nothing")
