@@ -27,6 +27,11 @@ def scaled(grad: Tensor, upstream: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mul(grad, factor, out=out)
 
 
+def gradients(draft: bool, weight: bool, bias: bool) -> int:
+    """OH_PRODUCE_* bits of the gradients that are needed."""
+    return draft * S.PRODUCE_GRAD | weight * S.PRODUCE_HEAD_GRAD | bias * S.PRODUCE_BIAS_GRAD
+
+
 class DraftLoss(torch.autograd.Function):
     """apply(draft, weight, bias, batch, options, norm) -> loss, figures, step
 
@@ -42,21 +47,14 @@ class DraftLoss(torch.autograd.Function):
         options: Options,
         norm: Union[Tensor, float, None],
     ) -> Tuple[Any, ...]:
-        needs_draft, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        produce = options.produce
-        if needs_draft:
-            produce |= S.PRODUCE_GRAD
-        if needs_weight:
-            produce |= S.PRODUCE_HEAD_GRAD
+        produce = options.produce | gradients(*ctx.needs_input_grad[:3])
         batch = batch._replace(draft=draft.detach(), weight=weight.detach(), bias=None if bias is None else bias.detach())
-        step = run_step(options, batch, produce, norm=norm, trains=needs_weight, bias_grad=needs_bias)
-
-        kept = (step.draft_grad, step.head_grad if needs_weight else None, step.bias_grad)
-        ctx.inverse_norm = None if norm is None else inverse(step.data[-2])
+        step = run_step(options, batch, produce, norm=norm, trains=ctx.needs_input_grad[1])
+        ctx.inverse_norm = None if norm is None else inverse(step.data[-1])
         ctx.dtypes = (draft.dtype, weight.dtype, torch.float32)
         ctx.used = False
-        ctx.save_for_backward(*kept)
-        loss = step.data[-4].to(torch.float32)
+        ctx.save_for_backward(step.draft_grad, step.head_grad, step.bias_grad)
+        loss = step.data[-3].to(torch.float32)
         ctx.mark_non_differentiable(step.data)
         ctx.set_materialize_grads(False)
         return loss, step.data, step.rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple, Optional, Tuple, Union
+from typing import NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class Batch(NamedTuple):
     target_row: Optional[Tensor]  # i32 or i64 [T]
     labels: Optional[Tensor]  # i32 or i64 [T]
     mask: Optional[Tensor]  # bool, u8 or f32 [T]
+    draft_to_target: Optional[Tensor]  # i32 [V] on the host
 
 
 def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
@@ -54,7 +55,7 @@ def _rows(name: str, tensor: Tensor, columns: int) -> Tensor:
     """[..., columns] as [rows, columns]; a copy only where no row stride describes it."""
     if tensor.shape[-1] != columns:
         raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected {columns} columns, as its weight has")
-    rows = tensor.reshape(-1, columns)
+    rows = tensor if tensor.dim() == 2 else tensor.reshape(-1, columns)
     strided = rows.stride(1) == 1 and rows.stride(0) >= columns
     return rows if strided or rows.shape[0] <= 1 and rows.is_contiguous() else rows.contiguous()
 
@@ -74,7 +75,15 @@ def _vector(name: str, tensor: Optional[Tensor], count: int) -> Optional[Tensor]
         return None
     if tensor.numel() != count:
         raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected {count} elements, one for each draft row")
-    return tensor.reshape(-1).contiguous()
+    return tensor if tensor.dim() == 1 and tensor.is_contiguous() else tensor.reshape(-1).contiguous()
+
+
+def _constant(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def _bias(name: str, tensor: Optional[Tensor], vocab: int) -> Optional[Tensor]:
@@ -83,7 +92,7 @@ def _bias(name: str, tensor: Optional[Tensor], vocab: int) -> Optional[Tensor]:
     _check_float(name, tensor, 1)
     if tensor.shape[0] != vocab:
         raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected [{vocab}], one for each row of lm_head")
-    return tensor.to(torch.float32).contiguous()
+    return _to(tensor, torch.float32).contiguous()
 
 
 def _integers(name: str, tensor: Optional[Tensor], count: int) -> Optional[Tensor]:
@@ -96,6 +105,14 @@ def _mask(tensor: Optional[Tensor], count: int) -> Optional[Tensor]:
     if tensor is not None and tensor.dtype not in (torch.bool, torch.uint8, torch.float32):
         tensor = tensor.to(torch.float32)
     return _vector("loss_mask", tensor, count)
+
+
+def _subset(tensor: Optional[Tensor], vocab: int) -> Optional[Tensor]:
+    if tensor is None:
+        return None
+    if tensor.dtype not in _INTEGERS or tuple(tensor.shape) != (vocab,):
+        raise InvalidArgument(f"draft_to_target of {tensor.dtype} {tuple(tensor.shape)}: expected int32 or int64 [{vocab}]")
+    return _to(tensor, torch.int32).contiguous()
 
 
 def _refuse_target_grad(**tensors: Union[Tensor, bool, None]) -> None:
@@ -114,6 +131,7 @@ def make_batch(
     target_lm_head: Optional[Tensor] = None,
     bias: Optional[Tensor] = None,
     target_bias: Union[Tensor, bool, None] = None,
+    draft_to_target: Optional[Tensor] = None,
     block_size: int = 1,
 ) -> Batch:
     """Checks a step's tensors. Draft, weight and bias stay in autograd's graph."""
@@ -131,11 +149,14 @@ def make_batch(
     if target_hidden is not None:
         _check_float("target_hidden", target_hidden)
         if target_lm_head is not None:
-            target_weight = _weight("target_lm_head", target_lm_head.detach())
-            if target_weight.shape[0] != vocab:
-                raise InvalidArgument(f"target_lm_head has {target_weight.shape[0]} rows and lm_head {vocab}")
+            target_weight = _weight("target_lm_head", _constant(target_lm_head))
+            if draft_to_target is None and target_weight.shape[0] != vocab:
+                raise InvalidArgument(
+                    f"target_lm_head has {target_weight.shape[0]} rows and lm_head {vocab}: expected as many, "
+                    "or draft_to_target"
+                )
         columns = (weight if target_weight is None else target_weight).shape[1]
-        target = _rows("target_hidden", target_hidden.detach(), columns)
+        target = _rows("target_hidden", _constant(target_hidden), columns)
         if target_row is None and target.shape[0] != rows:
             raise InvalidArgument(
                 f"target_row: missing with {rows} draft and {target.shape[0]} target rows; "
@@ -143,11 +164,14 @@ def make_batch(
             )
     elif target_row is not None or target_lm_head is not None:
         raise InvalidArgument("target_row and target_lm_head have no meaning without target_hidden")
+    if draft_to_target is not None and target_weight is None:
+        raise InvalidArgument("draft_to_target: expected target_hidden and a target_lm_head of the whole vocabulary")
 
     cast = autocast_dtype(draft.device.type)
-    hidden = draft.dtype if target is None else torch.promote_types(draft.dtype, target.dtype)
-    draft = draft.to(cast or hidden)
-    target = None if target is None else target.to(cast or hidden)
+    same = target is None or target.dtype == draft.dtype
+    hidden = draft.dtype if same else torch.promote_types(draft.dtype, target.dtype)
+    draft = _to(draft, cast or hidden)
+    target = None if target is None else _to(target, cast or hidden)
     if cast is not None:
         weight = weight.to(cast)
         target_weight = None if target_weight is None else target_weight.to(cast)
@@ -155,9 +179,9 @@ def make_batch(
     batch_target_bias = None
     if target is not None and target_bias is not False:
         if isinstance(target_bias, Tensor):
-            batch_target_bias = _bias("target_bias", target_bias.detach(), vocab)
+            batch_target_bias = _bias("target_bias", _constant(target_bias), vocab)
         elif batch_bias is not None:
-            batch_target_bias = batch_bias.detach()
+            batch_target_bias = _constant(batch_bias)
     batch = Batch(
         draft,
         weight,
@@ -168,10 +192,12 @@ def make_batch(
         _integers("target_row", target_row, rows),
         _integers("labels", labels, rows),
         _mask(loss_mask, rows),
+        _subset(draft_to_target, vocab),
     )
-    for name, tensor in zip(Batch._fields[:6], batch[:6]):
-        if tensor is not None and tensor.device != draft.device:
-            raise InvalidArgument(f"{name} is on {tensor.device} and draft_hidden on {draft.device}")
+    device = draft.device
+    for name, tensor in zip(Batch._fields[1:6], batch[1:6]):
+        if tensor is not None and tensor.device != device:
+            raise InvalidArgument(f"{name} is on {tensor.device} and draft_hidden on {device}")
     return batch
 
 
@@ -192,16 +218,3 @@ def to_host(name: str, tensor: Optional[Tensor]) -> Optional[Tensor]:
         stacklevel=2,
     )
     return tensor.to("cpu")
-
-
-def bias_column(batch: Batch) -> Tuple[Batch, int]:
-    """The batch with a column more, 1 in draft rows and 0 in weights, so that the head's gradient in that column is the
-    bias's (times `scale`): logits stay as they are. Padded to 8 columns, which 16-bit products like."""
-    hidden = batch.draft.shape[1]
-    pad = torch.nn.functional.pad
-    draft = pad(batch.draft, (0, 8))
-    draft[:, hidden] = 1
-    target = batch.target
-    if target is not None and batch.target_weight is None:
-        target = pad(target, (0, 8))
-    return batch._replace(draft=draft, weight=pad(batch.weight, (0, 8)), target=target), hidden

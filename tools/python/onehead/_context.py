@@ -10,7 +10,7 @@ import collections
 import ctypes as C
 import os
 import threading
-from typing import Any, Dict, Hashable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -104,6 +104,7 @@ class Context:
         self.plans: "collections.OrderedDict[Hashable, Plan]" = collections.OrderedDict()
         self.last_plan: Optional[Plan] = None
         self._workspace: Optional[Tensor] = None
+        self._workspace_size = 0
         options = S.ContextOptions()
         options.backend = (backend_file(backend) or backend).encode()
         options.device = device.index or 0
@@ -137,11 +138,11 @@ class Context:
         check(library().oh_context_device_info(self.handle, info, error), error)
         return info
 
-    def plan(self, key: Hashable, request: S.Request) -> Plan:
+    def plan(self, key: Hashable, request: Callable[[], S.Request]) -> Plan:
         """The plan for `key`, made from `request` where there is none. Only under the lock."""
         plan = self.plans.get(key)
         if plan is None:
-            plan = Plan(self, request)
+            plan = Plan(self, request())
             self.plans[key] = plan
             self._evict()
         self.plans.move_to_end(key)
@@ -160,10 +161,10 @@ class Context:
         elements = (size + _ALIGNMENT) // 8 + 1
         if self.device.type == "cuda":
             return _aligned(torch.empty(elements, dtype=torch.float64, device=self.device))
-        if self._workspace is None or self._workspace.numel() < elements:
+        if self._workspace is None or self._workspace_size < size:
             self._workspace = None  # the old one first
-            self._workspace = torch.empty(elements, dtype=torch.float64)
-        return _aligned(self._workspace)
+            self._workspace, self._workspace_size = _aligned(torch.empty(elements, dtype=torch.float64)), size
+        return self._workspace
 
     def stream(self) -> Optional[int]:
         if self.device.type != "cuda":

@@ -110,12 +110,24 @@ def library() -> Any:
         version = lib.oh_version().decode()
         if version.rpartition(".")[0] != ABI:
             raise OneheadError(f"{name} is version {version}; this package works with {ABI}.x")
+        _check_layout(lib, name)
         lib.path = name
         return lib
     raise OneheadError(
         "libonehead was not found; build it (tools/run), install it, or name it in ONEHEAD_LIBRARY. Tried: "
         + "; ".join(tried)
     )
+
+
+def _check_layout(lib: Any, name: str) -> None:
+    """The library clears a whole request when asked for a new one, which shows how long it takes a request to be."""
+    buffer = (C.c_ubyte * (C.sizeof(S.Request) + 4096))(*([0xA5] * (C.sizeof(S.Request) + 4096)))
+    lib.oh_request_init(C.cast(buffer, _P(S.Request)))
+    size = max(i for i, byte in enumerate(buffer) if byte != 0xA5) + 1
+    if size != C.sizeof(S.Request):
+        raise OneheadError(
+            f"{name}: its oh_request has {size} bytes, this package's {C.sizeof(S.Request)}: they are not of one build"
+        )
 
 
 def check(status: int, error: S.Error, doing: str = "") -> None:

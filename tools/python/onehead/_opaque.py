@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _structs as S
+from ._autograd import gradients
 from ._batch import Batch
 from ._library import InvalidArgument
 from ._options import Options
@@ -53,28 +53,25 @@ if AVAILABLE:
         target_row: Optional[Tensor],
         labels: Optional[Tensor],
         mask: Optional[Tensor],
+        draft_to_target: Optional[Tensor],
         norm: Optional[Tensor],
         options: str,
         needs: List[bool],
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        batch = Batch(draft, weight, bias, target, target_weight, target_bias, target_row, labels, mask)
+        batch = Batch(draft, weight, bias, target, target_weight, target_bias, target_row, labels, mask, draft_to_target)
         opts = Options.decode(options)
-        produce = opts.produce
-        produce |= S.PRODUCE_GRAD if needs[0] else 0
-        produce |= S.PRODUCE_HEAD_GRAD if needs[1] else 0
-        step = run_step(opts, batch, produce, norm=norm, trains=needs[1], bias_grad=needs[2])
-        none = draft.new_empty(0, dtype=torch.float32)
-        grads = (step.draft_grad, step.head_grad if needs[1] else None, step.bias_grad)
-        kept = [none.clone() if grad is None else grad.contiguous() for grad in grads]
-        return step.data[-4].to(torch.float32), step.data, kept[0], kept[1], kept[2]
+        step = run_step(opts, batch, opts.produce | gradients(*needs), norm=norm, trains=needs[1])
+        grads = (step.draft_grad, step.head_grad, step.bias_grad)
+        kept = [draft.new_empty(0, dtype=torch.float32) if grad is None else grad for grad in grads]
+        return step.data[-3].to(torch.float32), step.data, kept[0], kept[1], kept[2]
 
     @_draft_loss.register_fake
-    def _fake(draft, weight, bias, target, target_weight, target_bias, target_row, labels, mask, norm, options, needs):  # type: ignore[no-untyped-def]
+    def _fake(draft, weight, bias, target, target_weight, target_bias, target_row, labels, mask, draft_to_target, norm, options, needs):  # type: ignore[no-untyped-def]
         opts = Options.decode(options)
         f32 = torch.float32
         return (
             draft.new_empty((), dtype=f32),
-            draft.new_empty(sum_count(opts) + 4, dtype=torch.float64),
+            draft.new_empty(sum_count(opts) + 3, dtype=torch.float64),
             draft.new_empty(draft.shape if needs[0] else 0, dtype=getattr(torch, opts.grad_dtype) if needs[0] else f32),
             draft.new_empty(weight.shape if needs[1] else 0, dtype=f32),
             draft.new_empty(weight.shape[:1] if needs[2] else 0, dtype=f32),
@@ -84,7 +81,7 @@ if AVAILABLE:
         _, data, *kept = output
         ctx.save_for_backward(data, *kept)
         ctx.needs = inputs[-1]
-        ctx.given_norm = inputs[9] is not None
+        ctx.given_norm = inputs[10] is not None
         ctx.dtypes = (inputs[0].dtype, inputs[1].dtype, torch.float32)
         ctx.mark_non_differentiable(data, *kept)
 
@@ -92,13 +89,13 @@ if AVAILABLE:
         data, *kept = ctx.saved_tensors
         upstream = grad_loss.to(torch.float64)
         if ctx.given_norm:
-            upstream = upstream * inverse(data[-2])
+            upstream = upstream * inverse(data[-1])
         factor = upstream.to(torch.float32).reshape(1)
         grads = [
             torch.mul(grad, factor).to(dtype) if need else None
             for grad, dtype, need in zip(kept, ctx.dtypes, ctx.needs)
         ]
-        return (*grads, *(None,) * 9)
+        return (*grads, *(None,) * 10)
 
     _draft_loss.register_autograd(_backward, setup_context=_setup)
 

@@ -33,6 +33,7 @@ class Options:
     labels: str
     norm: str
     gap: str
+    outside: str
     block_size: int
     first_slot: int
     eta: float
@@ -118,6 +119,15 @@ def _norm_kind(norm: Any) -> str:
     return "none"
 
 
+def options_of(*, terms: Terms, norm: Any, **rest: Any) -> Options:
+    """make_options, remembered: a training loop asks for the same options every step."""
+    terms, norm = _terms_text(terms), _norm_kind(norm)
+    try:
+        return _remembered(terms=terms, norm=norm, **rest)
+    except TypeError:  # a list isn't hashable
+        return make_options(terms=terms, norm=norm, **rest)
+
+
 def make_options(
     *,
     terms: Terms,
@@ -126,6 +136,7 @@ def make_options(
     topk: Sequence[int],
     labels: str,
     gap: str = "stop",
+    outside: str = "drop",
     block_size: int = 16,
     first_slot: int = 1,
     eta: float = 3.0,
@@ -158,6 +169,7 @@ def make_options(
         labels=_choice("labels", labels, S.LABELS),
         norm=_norm_kind(norm),
         gap=_choice("gap", gap, S.GAPS),
+        outside=_choice("outside", outside, S.OUTSIDE[1:]),
         block_size=int(block_size),
         first_slot=int(first_slot),
         eta=float(eta),
@@ -180,6 +192,9 @@ def make_options(
     )
 
 
+_remembered = functools.lru_cache(maxsize=256)(make_options)
+
+
 @functools.lru_cache(maxsize=256)
 def request_of(options: Options) -> S.Request:
     """The C request with all but shapes, dtypes and wishes. Shared: copy before changing."""
@@ -194,6 +209,7 @@ def request_of(options: Options) -> S.Request:
     objective.labels = S.LABELS.index(options.labels)
     objective.norm = S.NORMS.index(options.norm)
     objective.gap = S.GAPS.index(options.gap)
+    request.outside = S.OUTSIDE.index(options.outside)
     objective.block_size = options.block_size
     objective.first_slot = options.first_slot
     objective.eta = options.eta

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes as C
 import dataclasses
+import functools
 from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from . import _structs as S
-from ._batch import Batch, bias_column, to_host
+from ._batch import Batch, to_host
 from ._context import Plan, context_for
 from ._options import Options, copy_request
+
+
+# A tensor without elements has no address, and the library wants one for everything that a plan produces.
+_NOWHERE = 256
 
 
 class Rows(NamedTuple):
@@ -31,7 +37,7 @@ class Rows(NamedTuple):
 class Step:
     """What a step leaves behind, all on the batch's device."""
 
-    data: Tensor  # f64 [sums, loss, numerator, denominator, T]: see metrics.py
+    data: Tensor  # f64: the sums, then loss, numerator, denominator
     draft_grad: Optional[Tensor] = None  # [T, H]
     head_grad: Optional[Tensor] = None  # f32 [V, H]
     bias_grad: Optional[Tensor] = None  # f32 [V]
@@ -39,6 +45,7 @@ class Step:
     topk: Optional[Tuple[Tensor, Tensor]] = None  # i32, f32 [T, largest K]
 
 
+@functools.lru_cache(maxsize=1024)
 def _capacity(count: int, unit: int) -> int:
     """Rows that a plan is made for: up to 1/8 more than `count`, so that batches of slightly different lengths share a
     plan. A function of `count` alone: what ran before changes nothing."""
@@ -47,30 +54,60 @@ def _capacity(count: int, unit: int) -> int:
     return max(1, -(-blocks // step) * step) * unit
 
 
-def _complete(request: S.Request, batch: Batch, produce: int, trains: bool, rows: int, target_rows: int) -> None:
-    request.rows = rows
-    request.target_rows = target_rows
-    request.hidden = batch.weight.shape[1]
-    request.vocab = batch.weight.shape[0]
-    request.target_hidden = 0 if batch.target_weight is None else batch.target_weight.shape[1]
-    request.hidden_dtype = S.DTYPES[batch.draft.dtype]
-    request.weight_dtype = S.DTYPES[batch.weight.dtype]
-    request.target_weight_dtype = S.DTYPES[(batch.weight if batch.target_weight is None else batch.target_weight).dtype]
-    request.has_bias = batch.bias is not None
-    request.has_target_bias = batch.target_bias is not None
-    request.produce = produce
-    request.weight_trains = trains
+class Shape(NamedTuple):
+    """What a request says about tensors, by its own names."""
+
+    rows: int
+    target_rows: int
+    hidden: int
+    vocab: int
+    target_hidden: int
+    hidden_dtype: int
+    weight_dtype: int
+    target_weight_dtype: int
+    has_bias: bool
+    has_target_bias: bool
+    produce: int
+    weight_trains: bool
+    target_vocab: int
+    subset: Optional[bytes]  # draft_to_target's ids
 
 
-def request_for(options: Options, batch: Batch, produce: int, trains: bool, exact: bool = False) -> S.Request:
-    """The request of a batch's plan; `exact`: for its own row counts rather than the cache's size classes."""
+def shape_of(options: Options, batch: Batch, produce: int, trains: bool, exact: bool = False) -> Shape:
+    """The shape of a batch's plan; `exact`: its own row counts rather than the cache's size classes."""
     block = options.block_size
-    rows, target_rows = batch.draft.shape[0], 0 if batch.target is None else batch.target.shape[0]
-    request = copy_request(options)
+    rows, target_rows = batch.draft.shape[0], 0 if batch.target is None else max(1, batch.target.shape[0])
     if not exact:
         rows = _capacity(rows, block)
         target_rows = target_rows and _capacity(target_rows, block if batch.target_row is None else 1)
-    _complete(request, batch, produce, trains, rows, target_rows)
+    vocab, hidden = batch.weight.shape
+    target_weight = batch.weight if batch.target_weight is None else batch.target_weight
+    return Shape(
+        rows,
+        target_rows,
+        hidden,
+        vocab,
+        0 if batch.target_weight is None else target_weight.shape[1],
+        S.DTYPES[batch.draft.dtype],
+        S.DTYPES[batch.weight.dtype],
+        S.DTYPES[target_weight.dtype],
+        batch.bias is not None,
+        batch.target_bias is not None,
+        produce,
+        trains,
+        0 if batch.draft_to_target is None else target_weight.shape[0],
+        None if batch.draft_to_target is None else C.string_at(batch.draft_to_target.data_ptr(), 4 * vocab),
+    )
+
+
+def request_for(options: Options, shape: Shape, external_workspace: bool) -> S.Request:
+    """A complete request."""
+    request = copy_request(options)
+    for name, value in zip(Shape._fields[:-1], shape):
+        setattr(request, name, value)
+    if shape.subset is not None:
+        request.draft_to_target = C.cast(C.c_char_p(shape.subset), C.c_void_p)  # the plan copies it
+    request.external_workspace = external_workspace
     return request
 
 
@@ -112,6 +149,8 @@ def _allocate(options: Options, batch: Batch, produce: int) -> Dict[str, Tensor]
         made["draft_grad"] = torch.empty(batch.draft.shape, dtype=getattr(torch, options.grad_dtype), device=device)
     if produce & S.PRODUCE_HEAD_GRAD:
         made["lm_head_grad"] = torch.empty(batch.weight.shape, dtype=torch.float32, device=device)
+    if produce & S.PRODUCE_BIAS_GRAD:
+        made["bias_grad"] = torch.empty(batch.weight.shape[0], dtype=torch.float32, device=device)
     if produce & S.PRODUCE_ROWS:
         for name in ("row_loss", "weight"):
             made[name] = torch.empty(rows, dtype=torch.float32, device=device)
@@ -124,18 +163,20 @@ def _allocate(options: Options, batch: Batch, produce: int) -> Dict[str, Tensor]
     return made
 
 
-def _figures(
-    plan: Plan, workspace: Tensor, sum_count: int, rows: int, norm: Union[Tensor, float, None]
-) -> Tensor:
+def _figures(plan: Plan, workspace: Tensor, count: int, norm: Union[Tensor, float, None]) -> Tensor:
     """Copies what the step summed out of the workspace, and divides by a caller's own N."""
     sums_at, loss_at = plan.sums_at()
-    base = workspace.data_ptr()
-    sums = workspace.narrow(0, (sums_at - base) // 8, sum_count)
-    loss = workspace.narrow(0, (loss_at - base) // 8, 3)
+    if norm is None and loss_at == sums_at + 8 * count:
+        if workspace.device.type == "cpu":
+            return torch.frombuffer(bytearray(C.string_at(sums_at, 8 * (count + 3))), dtype=torch.float64)
+        return workspace.narrow(0, (sums_at - workspace.data_ptr()) // 8, count + 3).clone()
+    first = (sums_at - workspace.data_ptr()) // 8
+    sums = workspace.narrow(0, first, count)
+    loss = workspace.narrow(0, first + (loss_at - sums_at) // 8, 3)
     if norm is not None:
         n = norm.detach().to(loss).reshape(1) if isinstance(norm, Tensor) else loss.new_full((1,), norm)
         loss = torch.cat((loss[1:2] * inverse(n), loss[1:2], n))
-    return torch.cat((sums, loss, torch.full((1,), float(rows), dtype=torch.float64, device=workspace.device)))
+    return torch.cat((sums, loss))
 
 
 def inverse(n: Tensor) -> Tensor:
@@ -155,46 +196,35 @@ def run_step(
     *,
     norm: Union[Tensor, float, None] = None,
     trains: bool = False,
-    bias_grad: bool = False,
 ) -> Step:
     """Runs one step on the batch's device and current stream.
 
-    `norm`: the caller's N, in place of the options' rule; gradients are then not divided yet, which is left to the
-    multiplication by the upstream gradient. `trains`: the weight changes between steps. `bias_grad`: also the bias's
-    gradient, at the cost of copies of draft and weight (the library has no such product of its own).
+    `produce`: OH_PRODUCE_* bits. `norm`: the caller's N, in place of the options' rule; gradients are then not divided
+    yet, which is left to the multiplication by the upstream gradient. `trains`: the weight changes between steps.
     """
-    bias_at = 0
-    if bias_grad:
-        batch, bias_at = bias_column(batch)
-        produce |= S.PRODUCE_HEAD_GRAD
     host = batch._replace(
         target_row=to_host("target_row", batch.target_row),
         labels=to_host("labels", batch.labels),
         mask=to_host("loss_mask", batch.mask),
+        draft_to_target=to_host("draft_to_target", batch.draft_to_target),
     )
     device = batch.draft.device
     context = context_for(options.backend, device, options.threads)
     inputs, made = _inputs(batch, host), _allocate(options, batch, produce)
-    outputs = S.Outputs(**{name: tensor.data_ptr() for name, tensor in made.items()})
-    request = request_for(options, batch, produce, trains)
-    request.external_workspace = 1
+    outputs = S.Outputs(**{name: tensor.data_ptr() or _NOWHERE for name, tensor in made.items()})
+    shape = shape_of(options, host, produce, trains)
     with context.lock, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        plan = context.plan(bytes(request), request)
+        plan = context.plan((options, shape), lambda: request_for(options, shape, True))
         workspace = context.workspace(plan.workspace_bytes)
         inputs.workspace, inputs.workspace_bytes = workspace.data_ptr(), workspace.numel() * 8
         inputs.stream = context.stream()
         plan.run(inputs, outputs, (batch.weight, batch.target_weight))
-        data = _figures(plan, workspace, sum_count(options), batch.draft.shape[0], norm)
-    return _collect(options, produce, made, data, bias_at)
+        data = _figures(plan, workspace, sum_count(options), norm)
+    return _collect(produce, made, data)
 
 
-def _collect(options: Options, produce: int, made: Dict[str, Tensor], data: Tensor, bias_at: int) -> Step:
-    step = Step(data, made.get("draft_grad"), made.get("lm_head_grad"))
-    if bias_at:
-        step.bias_grad = step.head_grad[:, bias_at] / options.scale
-        step.head_grad = step.head_grad[:, :bias_at]
-        if step.draft_grad is not None:
-            step.draft_grad = step.draft_grad[:, :bias_at]
+def _collect(produce: int, made: Dict[str, Tensor], data: Tensor) -> Step:
+    step = Step(data, made.get("draft_grad"), made.get("lm_head_grad"), made.get("bias_grad"))
     if "topk_id" in made:
         step.topk = made["topk_id"], made["topk_logprob"]
     if produce & S.PRODUCE_ROWS:

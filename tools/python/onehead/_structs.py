@@ -14,6 +14,7 @@ DECAYS = ("none", "exp", "power", "dpace")
 NORMS = ("weights", "count", "none", "number")
 LABELS = ("target", "given")
 GAPS = ("stop", "skip")
+OUTSIDE = (None, "drop", "keep")
 POLICIES = ("auto", "cached", "recompute", "naive")
 TILES = {"auto": -1, "f32": 0, "bf16": 1, "f16": 2, "diff": 3}
 
@@ -38,6 +39,7 @@ PRODUCE_OVERLAP = 1 << 4
 PRODUCE_TOP_K = 1 << 5
 PRODUCE_ROWS = 1 << 6
 PRODUCE_TOP_K_ROWS = 1 << 7
+PRODUCE_BIAS_GRAD = 1 << 9
 
 CAP_HOST_MEMORY = 1 << 0
 
@@ -117,6 +119,9 @@ class Request(C.Structure):
         ("vocab", C.c_int64),
         ("vocab_valid", C.c_int64),
         ("target_hidden", C.c_int64),
+        ("target_vocab", C.c_int64),
+        ("draft_to_target", C.c_void_p),
+        ("outside", C.c_int32),
         ("hidden_dtype", C.c_int32),
         ("weight_dtype", C.c_int32),
         ("target_weight_dtype", C.c_int32),
@@ -179,6 +184,7 @@ class Outputs(C.Structure):
         ("draft_grad_ld", C.c_int64),
         ("lm_head_grad", C.c_void_p),
         ("lm_head_grad_ld", C.c_int64),
+        ("bias_grad", C.c_void_p),
         ("row_loss", C.c_void_p),
         ("weight", C.c_void_p),
         ("label", C.c_void_p),

@@ -13,7 +13,7 @@ from ._autograd import DraftLoss
 from ._batch import Batch, make_batch
 from ._library import InvalidArgument
 from ._opaque import compiling, opaque_draft_loss
-from ._options import Decay, Memory, Options, Terms, make_options
+from ._options import Decay, Memory, Options, Terms, make_options, options_of
 from ._step import run_step
 from .metrics import Metrics, Spec
 
@@ -42,6 +42,7 @@ def prepare(
     target_lm_head: Optional[Tensor],
     bias: Optional[Tensor],
     target_bias: Union[Tensor, bool, None],
+    draft_to_target: Optional[Tensor],
     terms: Terms,
     options: dict,
 ) -> Tuple[Options, Batch]:
@@ -50,7 +51,7 @@ def prepare(
     judged, given = _judged_by(labels, has_target)
     if terms is None:
         terms = "kl=1" if has_target else "ce=1"
-    made = make_options(terms=terms, labels=judged, **options)
+    made = options_of(terms=terms, labels=judged, **options)
     batch = make_batch(
         draft_hidden,
         lm_head,
@@ -61,6 +62,7 @@ def prepare(
         target_lm_head,
         bias,
         target_bias,
+        draft_to_target,
         made.block_size,
     )
     return made, batch
@@ -93,6 +95,8 @@ def draft_loss(
     target_scale: Optional[float] = None,
     target_softcap: Optional[float] = None,
     vocab_valid: Optional[int] = None,
+    draft_to_target: Optional[Tensor] = None,
+    outside: str = "drop",
     eta: float = 3.0,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -127,6 +131,11 @@ def draft_loss(
         ``[T]``, bool, or numbers that multiply a row's weight; 0: unsupervised. None: all 1.
     target_lm_head, bias, target_bias
         ``[V, Ht]``, the target's own head; ``[V]`` f32 added to logits. target_bias None: bias; False: none.
+
+    draft_to_target, outside
+        int32 or int64 ``[V]``, for a drafter whose vocabulary is a part of the target's: ascending target ids of its
+        columns; target_lm_head then has the target's whole vocabulary. Labels are target ids. Rows whose token is no
+        draft column are unsupervised ("drop") or supervised without ever being hit ("keep").
 
     Row selection is static: target_row, labels and loss_mask are read on the host. CPU tensors are taken as they are; for
     CUDA tensors the call copies them and waits for the device, with a HostCopyWarning.
@@ -177,12 +186,14 @@ def draft_loss(
         target_lm_head,
         bias,
         target_bias,
+        draft_to_target,
         terms,
         dict(
             decay=decay,
             norm=norm,
             topk=topk,
             gap=gap,
+            outside=outside,
             block_size=block_size,
             first_slot=first_slot,
             eta=eta,
@@ -205,10 +216,8 @@ def draft_loss(
         ),
     )
     given = None if isinstance(norm, str) else norm
-    spec = Spec(options, options.produce, batch.target is not None, given is not None)
+    spec = Spec(options, batch.draft.shape[0], batch.target is not None, given is not None)
     needs = [t is not None and t.requires_grad and torch.is_grad_enabled() for t in batch[:3]]
-    if needs[2] and options.scale == 0:
-        raise InvalidArgument("bias requires a gradient and scale is 0: not supported")
     if compiling():
         loss, data = opaque_draft_loss(batch, options, given, needs)
         return loss, Metrics(data, spec)
@@ -216,7 +225,7 @@ def draft_loss(
         loss, data, row_figures = DraftLoss.apply(*batch[:3], batch, options, given)
         return loss, Metrics(data, spec, row_figures)
     step = run_step(options, batch, options.produce, norm=given, trains=lm_head.requires_grad)
-    return step.data[-4].to(torch.float32), Metrics(step.data, spec, step.rows)
+    return step.data[-3].to(torch.float32), Metrics(step.data, spec, step.rows)
 
 
 class TopK(NamedTuple):

@@ -15,8 +15,8 @@ from ._library import InvalidArgument, library
 from ._options import Options, request_of
 from ._step import Rows, sum_count
 
-# Behind the sums lie the loss, its numerator, its denominator and the number of draft rows.
-_EXTRA = 4
+# Behind the sums lie the loss, its numerator and its denominator.
+_EXTRA = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Spec:
     """What the numbers of a Metrics mean."""
 
     options: Options
-    produce: int
+    draft_rows: int  # T of the step or, after adding, of all
     has_target: bool
     given_norm: bool  # N came from the caller: losses of a step's parts add
 
@@ -69,11 +69,6 @@ class Metrics:
     def loss_den(self) -> Tensor:
         """Scalar: N."""
         return self._data[-_EXTRA + 2]
-
-    @property
-    def row_count(self) -> Tensor:
-        """Scalar: draft rows T, supervised or not."""
-        return self._data[-_EXTRA + 3]
 
     @property
     def weight_sum(self) -> Tensor:
@@ -132,7 +127,7 @@ class Metrics:
         return {name: self._fixed(S.SUM_TERM + i) for i, name in enumerate(S.TERMS) if used >> i & 1}
 
     def _top_k(self, offset: int) -> Dict[int, Tensor]:
-        if not self.spec.produce & S.PRODUCE_TOP_K:
+        if not self.spec.options.produce & S.PRODUCE_TOP_K:
             return {}
         return {k: self._fixed(S.SUM_FIXED + offset + i) for i, k in enumerate(self.spec.options.topk)}
 
@@ -184,7 +179,8 @@ class Metrics:
         )
         if self.spec.adds_loss:
             data[-_EXTRA + 2] = a[-_EXTRA + 2]
-        return Metrics(self._closed(data), self.spec)
+        rows = self.spec.draft_rows + other.spec.draft_rows
+        return Metrics(self._closed(data), dataclasses.replace(self.spec, draft_rows=rows))
 
     __radd__ = __add__
 
@@ -199,18 +195,20 @@ class Metrics:
         """The sum over the ranks of a process group (None: all), on every rank. Collective: all ranks must call it.
 
         With an N of the caller's, ``loss`` adds as well and ``loss_den`` stays this rank's. ``first_nonfinite_row`` is
-        counted within whichever rank has the smallest.
+        counted within whichever rank has the smallest, and ``rows`` is this rank's times the ranks'.
         """
         import torch.distributed as dist
 
-        data, first = self._data.clone(), self._data[S.SUM_FIRST_NONFINITE].clone()
+        first = self._data[S.SUM_FIRST_NONFINITE]
         first = torch.where(first > 0, first, torch.full_like(first, math.inf))
+        data = self._data.clone()
         dist.all_reduce(data, op=dist.ReduceOp.SUM, group=group)
         dist.all_reduce(first, op=dist.ReduceOp.MIN, group=group)
         data[S.SUM_FIRST_NONFINITE] = torch.where(torch.isinf(first), torch.zeros_like(first), first)
         if self.spec.adds_loss:
             data[-_EXTRA + 2] = self._data[-_EXTRA + 2]
-        return Metrics(self._closed(data), self.spec)
+        rows = self.spec.draft_rows * dist.get_world_size(group)
+        return Metrics(self._closed(data), dataclasses.replace(self.spec, draft_rows=rows))
 
     def to(self, device: Any) -> "Metrics":
         """The same figures on another device."""
@@ -231,11 +229,11 @@ class Metrics:
             address,
             address + 8 * count,
             self.spec.has_target,
-            self.spec.produce,
+            options.produce if self.spec.has_target else options.produce & ~S.PRODUCE_OVERLAP,
             C.byref(results),
         )
         figures: Dict[str, Any] = {
-            "rows": int(data[-1]),
+            "rows": self.spec.draft_rows,
             "supervised": results.supervised,
             "blocks": results.blocks,
             "nonfinite_rows": results.nonfinite_rows,

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from . import _structs as S
+from ._autograd import gradients
 from ._context import Plan as _LivePlan
 from ._context import context_for
 from ._library import check, library
 from ._options import Memory
-from ._step import request_for
+from ._step import request_for, shape_of
 from .functions import prepare
 
 _TILE_NAMES = {value: name for name, value in S.TILES.items()}
@@ -80,6 +81,7 @@ def plan(
     target_lm_head: Optional[Tensor] = None,
     bias: Optional[Tensor] = None,
     target_bias: Union[Tensor, bool, None] = None,
+    draft_to_target: Optional[Tensor] = None,
     terms: Any = None,
     norm: Any = "weights",
     decay: Any = ("exp", 10.0),
@@ -105,6 +107,7 @@ def plan(
         target_lm_head,
         bias,
         target_bias,
+        draft_to_target,
         terms,
         dict(options, norm=norm, decay=decay, topk=topk, memory=memory),
     )
@@ -112,15 +115,15 @@ def plan(
     produce = made.produce
     if gradient if gradient is not None else enabled and batch.draft.requires_grad:
         produce |= S.PRODUCE_GRAD
-    if enabled and (batch.weight.requires_grad or batch.bias is not None and batch.bias.requires_grad):
-        produce |= S.PRODUCE_HEAD_GRAD
-    request = request_for(made, batch, produce, batch.weight.requires_grad, exact=True)
+    if enabled:
+        bias_trains = batch.bias is not None and batch.bias.requires_grad
+        produce |= gradients(False, batch.weight.requires_grad, bias_trains)
+    request = request_for(made, shape_of(made, batch, produce, batch.weight.requires_grad, exact=True), True)
     if batch.draft.device.type == "meta":
         handle, error = C.c_void_p(), S.Error()
         check(library().oh_plan_describe(request, C.byref(handle), error), error)
         return _read(handle, request.rows)
     context = context_for(made.backend, batch.draft.device, made.threads)
-    request.external_workspace = 1
     with context.lock:
         return _read(_LivePlan(context, request)._handle, request.rows)
 

@@ -1,0 +1,219 @@
+"""Shapes, strides, dtypes: taken, or refused with words."""
+
+import pytest
+import torch
+
+import draws
+import onehead
+from onehead import _context
+
+
+@pytest.fixture
+def batch():
+    return dict(draws.batch(target_rows=None), labels=None)
+
+
+def grad_of(draft, **rest):
+    d = draft.detach().requires_grad_()
+    loss, _ = onehead.draft_loss(d, **rest)
+    loss.backward()
+    return loss, d.grad
+
+
+def test_leading_dimensions_are_flattened(batch):
+    draft = batch.pop("draft_hidden")
+    loss, grad = grad_of(draft, **batch)
+    shaped = dict(batch, target_hidden=batch["target_hidden"].reshape(2, 2, 16, 24), loss_mask=batch["loss_mask"].reshape(4, 16))
+    deep, deep_grad = grad_of(draft.reshape(4, 16, 24), **shaped)
+    assert torch.equal(loss, deep) and torch.equal(grad.reshape(4, 16, 24), deep_grad)
+
+
+@pytest.mark.parametrize("kind", ["row stride", "transposed", "expanded mask", "offset"])
+def test_strided_inputs(batch, kind):
+    draft = batch.pop("draft_hidden")
+    if kind == "expanded mask":
+        batch["loss_mask"] = torch.rand(16).expand(4, 16)
+        right = grad_of(draft, **dict(batch, loss_mask=batch["loss_mask"].contiguous()))
+    else:
+        right = grad_of(draft, **batch)
+    if kind == "row stride":
+        wide = torch.full((64, 40), float("nan"))
+        wide[:, 3:27] = draft
+        draft = wide[:, 3:27]
+        head = torch.full((67, 30), float("nan"))
+        head[:, 1:25] = batch["lm_head"]
+        batch["lm_head"] = head[:, 1:25]
+    elif kind == "transposed":
+        draft = draft.T.contiguous().T
+        batch["target_hidden"] = batch["target_hidden"].T.contiguous().T
+    elif kind == "offset":
+        draft = torch.cat((torch.zeros(1), draft.flatten()))[1:].reshape(64, 24)
+    loss, grad = grad_of(draft, **batch)
+    assert torch.equal(loss, right[0]) and torch.equal(grad, right[1])
+
+
+REFUSALS = {
+    "whole blocks": lambda b: b.update(draft_hidden=torch.zeros(40, 24)),
+    "expected 24 columns": lambda b: b.update(draft_hidden=torch.zeros(64, 20)),
+    "expected float32, bfloat16 or float16": lambda b: b.update(draft_hidden=torch.zeros(64, 24).double()),
+    "rows of adjacent elements": lambda b: b.update(lm_head=b["lm_head"].T.contiguous().T),
+    "expected 64 elements": lambda b: b.update(loss_mask=torch.ones(63)),
+    "expected int32 or int64": lambda b: b.update(labels=torch.zeros(64)),
+    "expected as many of each, or the map": lambda b: b.update(target_hidden=torch.zeros(10, 24)),
+    "target_row\\[1\\] = 64": lambda b: b.update(target_row=torch.full((64,), 64), loss_mask=None),
+    "target_hidden requires a gradient": lambda b: b["target_hidden"].requires_grad_(),
+    "no meaning without target_hidden": lambda b: b.update(
+        target_hidden=None, target_row=torch.zeros(64, dtype=torch.int64), labels=torch.zeros(64, dtype=torch.int64)
+    ),
+    "no target_hidden to judge rows by": lambda b: b.update(target_hidden=None),
+    "not negative": lambda b: b.update(loss_mask=-torch.ones(64)),
+    "unknown term 'kll'": lambda b: b.update(terms={"kll": 1.0}),
+    "decay 'exp:-1.0'": lambda b: b.update(decay=("exp", -1.0)),
+    "policy 'fast'": lambda b: b.update(policy="fast"),
+    "norm -1": lambda b: b.update(norm=-1.0),
+    "norm 'sum'": lambda b: b.update(norm="sum"),
+    "memory '2 GB'": lambda b: b.update(memory="2 GB"),
+    "topk '99'": lambda b: b.update(topk=[99]),
+    "budget of 1024 bytes is too small": lambda b: b.update(memory=1024),
+    "no backend": lambda b: b.update(backend="nosuch"),
+    "no vocabulary": lambda b: b.update(draft_to_target=torch.arange(67), target_lm_head=None),
+}
+REFUSALS["expected target_hidden and a target_lm_head"] = REFUSALS.pop("no vocabulary")
+REFUSALS["nosuch"] = REFUSALS.pop("no backend")
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_refusals_say_what_was_wanted(batch, words):
+    REFUSALS[words](batch)
+    with pytest.raises(onehead.OneheadError, match=words):
+        onehead.draft_loss(batch.pop("draft_hidden"), batch.pop("lm_head"), **batch)
+
+
+def test_a_refusal_is_a_value_error_and_memory_a_memory_error(batch):
+    with pytest.raises(ValueError):
+        onehead.draft_loss(**batch, policy="fast")
+    with pytest.raises(MemoryError):
+        onehead.draft_loss(**batch, memory=1024)
+
+
+def test_hidden_states_of_two_dtypes_meet_in_the_wider(batch):
+    batch["target_hidden"] = batch["target_hidden"].bfloat16()
+    loss, _ = onehead.draft_loss(**batch)
+    right, _ = onehead.draft_loss(**dict(batch, target_hidden=batch["target_hidden"].float()))
+    assert torch.equal(loss, right)
+
+
+def test_a_vocabulary_subset(batch):
+    """As if the target's logits stood only where the drafter has columns."""
+    ids = torch.arange(0, 67, 2)
+    full = batch["lm_head"]
+    g = torch.Generator().manual_seed(3)
+    whole = torch.randn(67, 24, generator=g)
+    rest = dict(batch, lm_head=full[ids].contiguous(), target_lm_head=whole, draft_to_target=ids)
+    loss, metrics = onehead.draft_loss(**rest, rows=True)
+    y = (batch["target_hidden"] @ whole.T).argmax(1)
+    kept = (y % 2 == 0) & (batch["loss_mask"] > 0) & (torch.arange(64) % 16 > 0)
+    assert metrics.ratios()["supervised"] == int(kept.sum())
+    assert torch.equal(metrics.rows.label.long()[kept], y[kept] // 2)
+    other = onehead.draft_loss(**dict(rest, draft_to_target=ids[:34].clone().add_(0)))[0]
+    assert torch.equal(other, loss)
+
+
+# ---------------------------------------------------------------------------------------------- plans and weights
+
+
+def test_a_changed_weight_is_seen_in_every_way_that_pytorch_shows(batch):
+    rest = {k: v.bfloat16() if k in ("draft_hidden", "lm_head", "target_hidden") else v for k, v in batch.items()}
+    weight = rest.pop("lm_head")
+
+    def loss(w):
+        return float(onehead.draft_loss(lm_head=w, **rest)[0])
+
+    first = loss(weight)
+    assert loss(weight.detach()) == first == loss(weight.clone())
+    plan = _context.context_for(None, torch.device("cpu"), 0).last_plan
+    assert plan.weight_bytes > 0, "this test is about converted weights"
+    with torch.no_grad():
+        weight.mul_(2)
+    second = loss(weight)
+    assert second != first and second == loss(weight.clone())
+    address = weight.data_ptr()
+    del weight
+    for _ in range(50):  # another tensor at the same address
+        fresh = torch.zeros(67, 24, dtype=torch.bfloat16)
+        if fresh.data_ptr() == address:
+            break
+    fresh.fill_(0.25)
+    assert loss(fresh) == loss(fresh.clone())
+    right = loss(fresh)
+    fresh.data.copy_(torch.randn(67, 24))  # escapes the version counter
+    stale = loss(fresh)
+    onehead.weight_changed()
+    assert stale == right != loss(fresh)
+
+
+def test_a_trained_weight_is_never_stale(batch):
+    rest = {k: v.bfloat16() if k in ("draft_hidden", "lm_head", "target_hidden") else v for k, v in batch.items()}
+    weight = torch.nn.Parameter(rest.pop("lm_head"))
+    for _ in range(3):
+        loss, _ = onehead.draft_loss(lm_head=weight, **rest)
+        loss.backward()
+        weight.data.add_(weight.grad, alpha=-1.0)
+        weight.grad = None
+        with torch.no_grad():
+            assert float(onehead.draft_loss(lm_head=weight, **rest)[0]) == float(
+                onehead.draft_loss(lm_head=weight.detach().clone(), **rest)[0]
+            )
+
+
+def test_batches_of_slightly_different_lengths_share_a_plan():
+    context = _context.context_for(None, torch.device("cpu"), 0)
+    before = set(context.plans)
+    for rows in range(1040, 1152, 16):
+        batch = dict(draws.batch(rows=rows, hidden=4, vocab=9), labels=None)
+        loss, metrics = onehead.draft_loss(**batch, chunk=64)
+        assert metrics.ratios()["rows"] == rows
+    assert len(set(context.plans) - before) <= 2
+
+
+def test_few_plans_are_kept(batch):
+    context = _context.context_for(None, torch.device("cpu"), 0)
+    for eta in range(40):
+        onehead.draft_loss(**batch, eta=float(eta))
+    assert len(context.plans) <= _context.MAX_PLANS
+
+
+def test_a_plan_says_what_would_run(batch):
+    d = batch["draft_hidden"].requires_grad_()
+    plan = onehead.plan(**batch)
+    assert plan.projections == {"draft": 1, "target": 1} and plan.gemms == 3 and plan.nodes_before > len(plan.nodes)
+    naive = onehead.plan(**batch, policy="naive")
+    assert naive.projections["draft"] + naive.projections["target"] == 8 and naive.gemms == 9
+    with torch.no_grad():
+        assert onehead.plan(**batch).gemms == 2
+    meta = {k: v.to("meta") if v is not None and v.is_floating_point() and k != "loss_mask" else v for k, v in batch.items()}
+    assert onehead.plan(**meta, gradient=True).nodes == plan.nodes
+    assert "topk:8" in str(plan) and d is batch["draft_hidden"]
+
+
+def test_top_k_is_ordered_and_ties_go_to_the_lowest_id():
+    weight = torch.tensor([[3.0], [2.0], [3.0], [2.0], [1.0], [1.0]])
+    found = onehead.topk(torch.ones(1, 1), weight, 8)
+    assert found.ids.tolist() == [[0, 2, 1, 3, 4, 5, -1, -1]]
+    assert found.logprobs[0, 6:].tolist() == [float("-inf")] * 2
+    draft, head = torch.randn(3, 5, 24), torch.randn(67, 24)
+    found = onehead.topk(draft, head, 4, row_mask=torch.tensor([[True] * 4 + [False]] * 3))
+    right = (draft @ head.T).double().log_softmax(-1).topk(4)
+    assert torch.equal(found.ids[:, :4], right.indices[:, :4]) and (found.ids[:, 4] == -1).all()
+    assert torch.allclose(found.logprobs[:, :4].double(), right.values[:, :4], atol=1e-5)
+
+
+@pytest.mark.parametrize("decay", ["none", ("exp", 3.0), "power:0.7"])
+@pytest.mark.parametrize("norm", ["weights", "count"])
+def test_weight_sum_is_the_steps_own(decay, norm):
+    batch = draws.batch(seed=11)
+    _, metrics = onehead.draft_loss(**batch, decay=decay, norm=norm)
+    found = onehead.weight_sum(batch["loss_mask"], batch["labels"], vocab=67, decay=decay, norm=norm)
+    assert float(found) == pytest.approx(float(metrics.loss_den), rel=1e-7)
+    with pytest.raises(onehead.InvalidArgument, match="dpace"):
+        onehead.weight_sum(batch["loss_mask"], decay=("dpace", 0.5))
