@@ -88,9 +88,13 @@ static void test_memory_is_aligned_and_impossible_sizes_are_refused(void **state
     b.table->free(b.device, NULL);
     assert_int_equal(b.table->alloc(b.device, 0, &address), OH_INVALID_ARGUMENT);
     assert_int_equal(b.table->alloc(b.device, UINT64_MAX, &address), OH_INVALID_ARGUMENT);
-    assert_int_equal(b.table->alloc(b.device, (uint64_t)1 << 60, &address), OH_OUT_OF_MEMORY);
     b.table->last_error(b.device, &error);
-    assert_non_null(strstr(error.message, "1152921504606846976"));
+    assert_non_null(strstr(error.message, "18446744073709551615"));
+    if (strlen(ONEHEAD_SANITIZER) == 0) { /* whose allocators end the process instead */
+        assert_int_equal(b.table->alloc(b.device, (uint64_t)1 << 60, &address), OH_OUT_OF_MEMORY);
+        b.table->last_error(b.device, &error);
+        assert_non_null(strstr(error.message, "1152921504606846976"));
+    }
     assert_int_equal(b.table->queue_open(b.device, &address, (oh_queue **)&queue_address), OH_INVALID_ARGUMENT);
     openblas_close(&b);
 }
