@@ -31,13 +31,15 @@ static int32_t device_count(void) {
 
 static oh_status device_open(const oh_device_options *options, const oh_host *host, oh_device **device,
                              oh_error *error) {
-    (void)options;
     (void)host;
+    error->status = OH_NO_BACKEND;
+    snprintf(error->message, sizeof error->message, "template: no device %d, the only one is 0", (int)options->index);
+    if (options->index != 0) return error->status;
     *device = calloc(1, sizeof **device);
     if (*device) return OH_OK;
     error->status = OH_OUT_OF_MEMORY;
     snprintf(error->message, sizeof error->message, "template: no memory for a device");
-    return OH_OUT_OF_MEMORY;
+    return error->status;
 }
 
 static void device_close(oh_device *device) {

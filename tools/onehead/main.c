@@ -21,6 +21,7 @@ static const command commands[] = {
     {"plan", "what a step of a given shape would run, without a device", cmd_plan},
     {"check", "policies and backends against each other and against golden values", cmd_check},
     {"backends", "backends that can be found, and their devices", cmd_backends},
+    {"conform", "whether a backend keeps the contract, entry by entry", cmd_conform},
 };
 
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { EVERY = OPTIONS_RUN | OPTIONS_PLAN | OPTIONS_CHECK | OPTIONS_BACKENDS };
+enum { EVERY = OPTIONS_RUN | OPTIONS_PLAN | OPTIONS_CHECK | OPTIONS_BACKENDS | OPTIONS_CONFORM };
 enum { STEP = OPTIONS_RUN | OPTIONS_PLAN | OPTIONS_CHECK };
 enum { ON_DATA = OPTIONS_RUN | OPTIONS_CHECK };
 
@@ -88,13 +88,20 @@ static const option_row table[] = {
      FIELD(shape_dtype), .choices = input_dtypes},
     {"backend", "NAME|PATH", ON_DATA, GROUP_INPUT,
      "Who computes; with a '/' it is the plugin's file. Default: openblas.", KIND_TEXT, FIELD(backend)},
-    {"device", "N", ON_DATA, GROUP_INPUT, "Of the backend's devices, from 0. Default: 0.", KIND_INTEGER, FIELD(device),
-     .least = 0, .most = INT32_MAX},
-    {"threads", "N", ON_DATA | OPTIONS_BACKENDS, GROUP_INPUT,
+    {"device", "N", ON_DATA | OPTIONS_CONFORM, GROUP_INPUT, "Of the backend's devices, from 0. Default: 0.",
+     KIND_INTEGER, FIELD(device), .least = 0, .most = INT32_MAX},
+    {"threads", "N", ON_DATA | OPTIONS_BACKENDS | OPTIONS_CONFORM, GROUP_INPUT,
      "Of a CPU backend. Default: the backend's own choice (OMP_NUM_THREADS, cores).", KIND_INTEGER, FIELD(threads),
      .least = 1, .most = 4096},
     {"probe", NULL, OPTIONS_BACKENDS, GROUP_INPUT, "Load every backend that passes the checks, and list its devices.",
      KIND_FLAG, FIELD(probe)},
+    {"seed", "N", OPTIONS_CONFORM, GROUP_INPUT, "Of the random numbers. Default: 1.", KIND_INTEGER, FIELD(seed),
+     .least = 0, .most = ROWS_MOST},
+    {"filter", "CASE", OPTIONS_CONFORM, GROUP_INPUT,
+     "Only the cases whose name begins so, in whole parts: gemm, gemm/nt/bf16. Default: all.", KIND_TEXT,
+     FIELD(filter)},
+    {"bench", NULL, OPTIONS_CONFORM, GROUP_INPUT, "Time the operations instead of judging them.", KIND_FLAG,
+     FIELD(bench)},
     {"golden", "JSON", OPTIONS_CHECK, GROUP_INPUT,
      "Expected figures, {\"FILE\": {\"SET\": {\"args\": OPTIONS, KEY: VALUE...}}}, with FILE the batch's name without "
      "its folder. Default: the built-in ones for the built-in sample, else none.",
@@ -179,6 +186,7 @@ void options_init(options *o) {
     o->shape_target_rows = -1;
     o->shape_dtype = OH_BF16;
     o->scale = 1;
+    o->seed = 1;
 }
 
 /* --------------------------------------------------------------------------------------------------- one value ---- */

@@ -14,7 +14,7 @@ typedef enum metrics_level {
 
 typedef struct options {
     /* Input. */
-    const char *input; /* BATCH, or the backend that `backends` is asked for; NULL: none given */
+    const char *input; /* BATCH, or the backend that `backends` or `conform` is asked for; NULL: none given */
     const char *lm_head;
     int64_t shape_rows, shape_target_rows, shape_hidden, shape_vocab; /* of `plan`; 0: not given, -1 for target rows */
     int32_t shape_dtype;
@@ -35,14 +35,15 @@ typedef struct options {
     const char *grad_file, *rows_file, *dot_file;
     bool json;
 
-    /* Check and backends. */
-    const char *golden, *against;
-    bool probe;
+    /* Check, backends and conform. */
+    const char *golden, *against, *filter;
+    int64_t seed;
+    bool probe, bench;
     bool help;
 } options;
 
 /* Subcommands, as bits. */
-enum { OPTIONS_RUN = 1, OPTIONS_PLAN = 2, OPTIONS_CHECK = 4, OPTIONS_BACKENDS = 8 };
+enum { OPTIONS_RUN = 1, OPTIONS_PLAN = 2, OPTIONS_CHECK = 4, OPTIONS_BACKENDS = 8, OPTIONS_CONFORM = 16 };
 
 /* What a subcommand takes and says of itself. */
 typedef struct options_command {

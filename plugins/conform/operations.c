@@ -1,0 +1,23 @@
+#include "operations.h"
+
+#include "portable/portable.h"
+
+oh_status kit_run_gemm(const kit_seat *seat, const void *arguments) {
+    return seat->table->gemm(seat->queue, arguments);
+}
+
+#define RUN(name)                                                                                                      \
+    oh_status kit_run_##name(const kit_seat *seat, const void *arguments) {                                            \
+        if (seat->table->name) return seat->table->name(seat->queue, arguments);                                       \
+        const oh_status waited = seat->table->queue_wait(seat->queue);                                                 \
+        return waited == OH_OK ? oh_portable_##name(arguments) : waited;                                               \
+    }
+
+RUN(copy_rows)
+RUN(matrix_norm)
+RUN(tile_stats)
+RUN(tile_overlap)
+RUN(tile_grad)
+RUN(row_finish)
+RUN(step_finish)
+RUN(row_labels)
