@@ -388,6 +388,30 @@ static void test_row_loops_are_the_portable_bits(void **state) {
     tile_case_close(&c);
 }
 
+static void test_labels_are_positions_among_the_ids(void **state) {
+    enum { ROWS = 70, IDS = 40 };
+    openblas b = openblas_open(-1, 3);
+    oh_row_stats full[3];
+    int32_t ids[IDS], target_row[ROWS], label[ROWS];
+    (void)state;
+    for (int i = 0; i < 3; ++i) {
+        oh_row_stats_empty(&full[i]);
+        full[i].t_argmax = 30 * i; /* 0 and 60 are multiples of 4, 30 isn't */
+    }
+    for (int i = 0; i < IDS; ++i)
+        ids[i] = 4 * i;
+    for (int i = 0; i < ROWS; ++i)
+        target_row[i] = i % 3;
+    oh_row_labels l = {
+        .rows = ROWS, .id_count = IDS, .full = full, .target_row = target_row, .ids = ids, .label = label};
+    assert_int_equal(b.table->row_labels(b.queue, &l), OH_OK);
+    for (int i = 0; i < ROWS; ++i)
+        assert_int_equal(label[i], i % 3 == 0 ? 0 : i % 3 == 1 ? -1 : 15);
+    l.full = NULL;
+    assert_int_equal(b.table->row_labels(b.queue, &l), OH_INVALID_ARGUMENT);
+    openblas_close(&b);
+}
+
 static void test_impossible_tiles_are_refused_with_words(void **state) {
     openblas b = openblas_open(-1, 1);
     oh_row_stats stats[2];
@@ -437,6 +461,7 @@ int main(void) {
         cmocka_unit_test(test_norms_are_the_portable_ones),
         cmocka_unit_test(test_the_bits_do_not_depend_on_the_number_of_threads),
         cmocka_unit_test(test_row_loops_are_the_portable_bits),
+        cmocka_unit_test(test_labels_are_positions_among_the_ids),
         cmocka_unit_test(test_impossible_tiles_are_refused_with_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

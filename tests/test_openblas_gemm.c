@@ -337,7 +337,7 @@ static void test_case_28_a_child_after_fork_finishes_with_the_same_bits(void **s
     if (child == 0) {
         step again = step_open(8);
         openblas fresh = openblas_open(-1, 3);
-        alarm(60); /* a hang ends as a signal */
+        alarm(30); /* a hang ends as a signal */
         step_run(&b, &again);
         int different = memcmp(again.out, parent.out, STEP_FLOATS * sizeof(float)) != 0;
         step_run(&fresh, &again);

@@ -385,6 +385,63 @@ static void test_second_read_of_every_format_shape_and_transform(void **state) {
     on_every_kernel(overlaps, "overlap", 76);
 }
 
+/* q from statistics over more columns than the tile has: straight sums in f64. With x the distance to an offset, at most
+ * `far`, p and q are off by (far + 8) U, two of them and SUMS make up a figure; where log p and log q are nearer than
+ * that to each other, [p <= q] may come out either way. */
+static void check_full_row(const tile_case *c, const oh_row_stats *s, const oh_row_stats *full, const oh_row_overlap *v,
+                           int64_t row) {
+    const double *z = c->z + row * c->shape.columns, *t = c->t + row * c->shape.columns;
+    double alpha = 0, tv = 0, p_le = 0, either = 0, far = 0;
+    for (int64_t j = 0; j < c->shape.columns; ++j)
+        far = fmax(far, fmax((double)s->z_max - z[j], (double)full->t_max - t[j]));
+    const double near = 2 * (far + 8) * ORACLE_U;
+    for (int64_t j = 0; j < c->shape.columns; ++j) {
+        const double p = exp(z[j] - (double)s->z_max) / s->z_sum, q = exp(t[j] - (double)full->t_max) / full->t_sum;
+        alpha += fmin(p, q);
+        tv += fmax(q - p, 0);
+        p_le += p <= q ? p : 0;
+        either += fabs(log(p) - log(q)) <= near ? p : 0;
+    }
+    assert_near(v->alpha, (oracle_figure){alpha, near * alpha}, SUMS * alpha, "alpha", row);
+    assert_near(v->tv, (oracle_figure){tv, near * (tv + alpha)}, SUMS * tv, "tv", row);
+    assert_near(v->p_le, (oracle_figure){p_le, near * p_le + either}, SUMS * p_le, "p_le", row);
+}
+
+static void overlaps_with_full_statistics(draws *d) {
+    for (int w = 0; w < WIDTHS; ++w) {
+        const tile_shape shape = {.rows = 4, .target_rows = w % 2 ? 4 : 3, .columns = widths[w]};
+        static collected first;
+        oh_row_stats full[ROWS_MAX];
+        oh_row_overlap v[ROWS_MAX];
+        tile_case c;
+        tile_case_open(&c, &shape, d);
+        const oh_tile_stats r = request(&first, c.view, NULL, 0, 0, 1);
+        assert_int_equal(plugin.table->tile_stats(plugin.queue, &r), OH_OK);
+        for (int64_t i = 0; i < shape.target_rows; ++i) {
+            oh_row_stats_empty(&full[i]);
+            full[i].t_max = 14 + (float)i;
+            full[i].t_sum = 1 + draw_uniform(d);
+        }
+        full[0].flags = w % 4 ? 0 : OH_ROW_T_BAD;
+        const oh_tile_overlap o = {
+            .tile = c.view, .stats = first.stats, .overlap = v, .full = full, .want = OH_WANT_OVERLAP, .restart = 1};
+        assert_int_equal(plugin.table->tile_overlap(plugin.queue, &o), OH_OK);
+        for (int64_t i = 0; i < 4; ++i) {
+            const oh_row_stats *of_target = &full[c.target_row ? c.target_row[i] : i];
+            if (of_target->flags & OH_ROW_T_BAD)
+                assert_true(v[i].alpha == 0 && v[i].tv == 0);
+            else
+                check_full_row(&c, &first.stats[i], of_target, &v[i], i);
+        }
+        tile_case_close(&c);
+    }
+}
+
+static void test_second_read_against_the_targets_whole_vocabulary(void **state) {
+    (void)state;
+    on_every_kernel(overlaps_with_full_statistics, "full", 79);
+}
+
 /* ------------------------------------------------------------------------------------------------ gradient ---- */
 
 static oh_objective objective_of(uint32_t terms, int64_t columns) {
@@ -568,6 +625,7 @@ int main(void) {
         cmocka_unit_test(test_infinities_and_nans_are_flagged_and_kept_out_of_sums),
         cmocka_unit_test(test_exponentials_are_within_one_unit_in_the_last_place),
         cmocka_unit_test(test_second_read_of_every_format_shape_and_transform),
+        cmocka_unit_test(test_second_read_against_the_targets_whole_vocabulary),
         cmocka_unit_test(test_gradient_of_every_term_format_and_transform),
         cmocka_unit_test(test_case_11_equal_logits_have_no_gradient),
     };
