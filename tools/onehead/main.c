@@ -92,6 +92,9 @@ static void hold_standard_streams(void) {
 }
 
 int main(int argc, char **argv) {
+    /* Roomy, so that the results are written as a whole, at the flush that can say why it failed. */
+    static char buffer[1 << 17];
+    setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
     hold_standard_streams();
     prepare_signals();
     const int code = run_command(argc, argv);
