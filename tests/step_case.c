@@ -80,6 +80,10 @@ oh_inputs step_case_inputs(const step_case *c) {
                        .mask_dtype = OH_F32};
 }
 
+const oh_backend *step_context_table(void) {
+    return oh_backend_v1();
+}
+
 oh_context *step_context_open(void) {
     const char *name = getenv("ONEHEAD_TEST_BACKEND");
     const oh_context_options options = {.backend = name, .table = name ? NULL : oh_backend_v1()};

@@ -35,6 +35,8 @@ oh_inputs step_case_inputs(const step_case *c);
 /* The template backend, linked into the test; with ONEHEAD_TEST_BACKEND a plugin by name or path, so that the same suites
  * run on any backend. Tensors are uploaded where device memory is not host memory. */
 oh_context *step_context_open(void);
+/* The table of the template. */
+const oh_backend *step_context_table(void);
 
 /* Plans and runs c->request; fails the test on any error. Outputs are poisoned first. */
 void step_run(oh_context *context, const step_case *c, step_output *out);
