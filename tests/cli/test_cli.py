@@ -35,7 +35,8 @@ RUN_OPTIONS = {
     "--lm-head", "--backend", "--device", "--policy", "--chunk", "--terms", "--labels", "--decay",
     "--norm", "--first-slot", "--block-size", "--topk", "--gap", "--tile", "--memory", "--grad",
     "--grad-head", "--rows", "--json", "--eta", "--label-smoothing", "--z-loss", "--softcap",
-    "--scale", "--vocab-valid", "--threads", "--upstream", "--grad-dtype", "--metrics", "--help"}
+    "--scale", "--vocab-valid", "--threads", "--upstream", "--grad-dtype", "--metrics",
+    "--trace", "--help"}
 
 
 def small(rows=32, vocab=19, hidden=8, seed=3):
@@ -139,7 +140,7 @@ class TestOptions(InFolder):
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertEqual(set(re.findall(r"^  (--[a-z-]+)", done.stdout, re.M)), RUN_OPTIONS)
             self.assertEqual(re.findall(r"^.{81,}$| $", done.stdout, re.M), [])
-        for name in ("plan", "check", "backends"):
+        for name in ("plan", "check", "bench", "backends"):
             done = run(name, "--help")
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertIn("--json", done.stdout)
@@ -147,7 +148,7 @@ class TestOptions(InFolder):
     def test_help_of_the_command_names_the_subcommands(self):
         done = run("--help")
         self.assertEqual(done.returncode, 0)
-        for name in ("run", "plan", "check", "backends"):
+        for name in ("run", "plan", "check", "bench", "backends"):
             self.assertRegex(done.stdout, rf"(?m)^  {name} ")
         self.assertRegex(run("--version").stdout, r"^onehead \d+\.\d+\.\d+\n$")
 

@@ -1,4 +1,5 @@
 /* cmd_run.c - `onehead run`: one step on a batch. */
+#include "chrome_trace.h"
 #include "command.h"
 #include "progress.h"
 #include "run_files.h"
@@ -24,6 +25,8 @@ typedef struct run_state {
     oh_request request;
     step_result result;
     run_files files;
+    span_log spans;
+    chrome_trace *trace;
     run_seconds seconds;
 } run_state;
 
@@ -47,7 +50,9 @@ static oh_status print_results(const run_state *r, oh_error *error) {
 static oh_status run_step(run_state *r, oh_error *error) {
     const double start = step_clock();
     progress_show("reading");
-    oh_status status = batch_open(&r->b, r->o.input, r->o.lm_head, error);
+    oh_status status = OH_OK;
+    if (r->o.trace_file != NULL) status = chrome_trace_open(&r->trace, r->o.trace_file, error);
+    if (status == OH_OK) status = batch_open(&r->b, r->o.input, r->o.lm_head, error);
     if (status == OH_OK) status = batch_request(&r->b, &r->o, &r->request, error);
     if (status != OH_OK) return status;
     const double read = step_clock();
@@ -57,7 +62,9 @@ static oh_status run_step(run_state *r, oh_error *error) {
     status = step_open(&r->s, &r->b, r->o.backend, &r->o, error);
     if (status == OH_OK) status = run_files_begin(&r->files, &r->o, &r->request, error);
     if (status != OH_OK) return status;
-    r->seconds.open = step_clock() - read;
+    const double opened = step_clock();
+    r->seconds.open = opened - read;
+    if (r->trace != NULL) r->s.spans = &r->spans;
 
     progress_show("running");
     status = step_run(&r->s, &r->request, &r->result, error);
@@ -66,6 +73,10 @@ static oh_status run_step(run_state *r, oh_error *error) {
     r->seconds.run = r->result.run_seconds;
 
     const double ran = step_clock();
+    chrome_trace_phase(r->trace, "read", start, read);
+    chrome_trace_phase(r->trace, "open", read, opened);
+    chrome_trace_phase(r->trace, "step", opened, ran);
+    chrome_trace_spans(r->trace, r->s.backend->name, &r->spans);
     status = run_files_write(&r->files, &r->result, error);
     if (status != OH_OK) return status;
     r->seconds.write = step_clock() - ran;
@@ -73,7 +84,11 @@ static oh_status run_step(run_state *r, oh_error *error) {
 
     progress_show(NULL);
     status = print_results(r, error);
-    return status == OH_OK ? run_files_finish(&r->files, error) : status;
+    if (status == OH_OK) status = run_files_finish(&r->files, error);
+    if (status != OH_OK) return status;
+    chrome_trace *const trace = r->trace;
+    r->trace = NULL; /* freed, whatever comes of it */
+    return chrome_trace_finish(trace, error);
 }
 
 int cmd_run(int argc, char **argv) {
@@ -83,6 +98,8 @@ int cmd_run(int argc, char **argv) {
     oh_error error;
     const oh_status status = run_step(&r, &error);
     run_files_discard(&r.files);
+    chrome_trace_discard(r.trace);
+    span_log_close(&r.spans);
     step_result_free(&r.result);
     step_close(&r.s);
     batch_close(&r.b);

@@ -20,6 +20,7 @@ static const command commands[] = {
     {"run", "one step on a batch: loss, gradient, accuracy, streaks, top-K", cmd_run},
     {"plan", "what a step of a given shape would run, without a device", cmd_plan},
     {"check", "policies and backends against each other and against golden values", cmd_check},
+    {"bench", "how long a step takes here, and how far that is from its matrix products", cmd_bench},
     {"backends", "backends that can be found, and their devices", cmd_backends},
     {"conform", "whether a backend keeps the contract, entry by entry", cmd_conform},
 };

@@ -11,9 +11,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { EVERY = OPTIONS_RUN | OPTIONS_PLAN | OPTIONS_CHECK | OPTIONS_BACKENDS | OPTIONS_CONFORM };
-enum { STEP = OPTIONS_RUN | OPTIONS_PLAN | OPTIONS_CHECK };
+enum { EVERY = OPTIONS_RUN | OPTIONS_PLAN | OPTIONS_CHECK | OPTIONS_BACKENDS | OPTIONS_CONFORM | OPTIONS_BENCH };
+enum { ONE_PLAN = OPTIONS_RUN | OPTIONS_PLAN | OPTIONS_CHECK };
+enum { STEP = ONE_PLAN | OPTIONS_BENCH };
+enum { SHAPE = OPTIONS_PLAN | OPTIONS_BENCH };
 enum { ON_DATA = OPTIONS_RUN | OPTIONS_CHECK };
+enum { ON_DEVICE = ON_DATA | OPTIONS_BENCH };
 
 typedef enum option_group {
     GROUP_INPUT,
@@ -76,27 +79,31 @@ static const option_row table[] = {
      "The weight [V,H] in a safetensors file, an index file or a Hugging Face checkpoint's folder. "
      "Default: the batch's `lm_head`.",
      KIND_TEXT, FIELD(lm_head)},
-    {"rows", "T", OPTIONS_PLAN, GROUP_INPUT, "Draft rows of a step, a multiple of the block size. Required.",
-     KIND_INTEGER, FIELD(shape_rows), .least = 1, .most = ROWS_MOST},
-    {"hidden", "H", OPTIONS_PLAN, GROUP_INPUT, "Hidden size. Required.", KIND_INTEGER, FIELD(shape_hidden), .least = 1,
+    {"preset", "NAME", SHAPE, GROUP_INPUT,
+     "The shape of a known model or machine: qwen3-8b, qwen3.6-27b, gpt-oss, llama, glm, kimi, cpu, cpu-small. What is "
+     "given besides goes first. Default: none; cpu for `bench` without a shape.",
+     KIND_TEXT, FIELD(preset)},
+    {"rows", "T", SHAPE, GROUP_INPUT, "Draft rows of a step, a multiple of the block size. Required.", KIND_INTEGER,
+     FIELD(shape_rows), .least = 1, .most = ROWS_MOST},
+    {"hidden", "H", SHAPE, GROUP_INPUT, "Hidden size. Required.", KIND_INTEGER, FIELD(shape_hidden), .least = 1,
      .most = ROWS_MOST},
-    {"vocab", "V", OPTIONS_PLAN, GROUP_INPUT, "Rows of lm_head. Required.", KIND_INTEGER, FIELD(shape_vocab),
-     .least = 1, .most = ROWS_MOST},
-    {"target-rows", "S", OPTIONS_PLAN, GROUP_INPUT, "Target rows of a step; 0: no target. Default: T.", KIND_INTEGER,
+    {"vocab", "V", SHAPE, GROUP_INPUT, "Rows of lm_head. Required.", KIND_INTEGER, FIELD(shape_vocab), .least = 1,
+     .most = ROWS_MOST},
+    {"target-rows", "S", SHAPE, GROUP_INPUT, "Target rows of a step; 0: no target. Default: T.", KIND_INTEGER,
      FIELD(shape_target_rows), .least = 0, .most = ROWS_MOST},
-    {"dtype", "bf16|f16|f32", OPTIONS_PLAN, GROUP_INPUT, "Of hidden states and weight. Default: bf16.", KIND_CHOICE,
+    {"dtype", "bf16|f16|f32", SHAPE, GROUP_INPUT, "Of hidden states and weight. Default: bf16.", KIND_CHOICE,
      FIELD(shape_dtype), .choices = input_dtypes},
-    {"backend", "NAME|PATH", ON_DATA, GROUP_INPUT,
+    {"backend", "NAME|PATH", ON_DEVICE, GROUP_INPUT,
      "Who computes; with a '/' it is the plugin's file. Default: openblas.", KIND_TEXT, FIELD(backend)},
-    {"device", "N", ON_DATA | OPTIONS_CONFORM, GROUP_INPUT, "Of the backend's devices, from 0. Default: 0.",
+    {"device", "N", ON_DEVICE | OPTIONS_CONFORM, GROUP_INPUT, "Of the backend's devices, from 0. Default: 0.",
      KIND_INTEGER, FIELD(device), .least = 0, .most = INT32_MAX},
-    {"threads", "N", ON_DATA | OPTIONS_BACKENDS | OPTIONS_CONFORM, GROUP_INPUT,
+    {"threads", "N", ON_DEVICE | OPTIONS_BACKENDS | OPTIONS_CONFORM, GROUP_INPUT,
      "Of a CPU backend. Default: the backend's own choice (OMP_NUM_THREADS, cores).", KIND_INTEGER, FIELD(threads),
      .least = 1, .most = 4096},
     {"probe", NULL, OPTIONS_BACKENDS, GROUP_INPUT, "Load every backend that passes the checks, and list its devices.",
      KIND_FLAG, FIELD(probe)},
-    {"seed", "N", OPTIONS_CONFORM, GROUP_INPUT, "Of the random numbers. Default: 1.", KIND_INTEGER, FIELD(seed),
-     .least = 0, .most = ROWS_MOST},
+    {"seed", "N", OPTIONS_CONFORM | OPTIONS_BENCH, GROUP_INPUT, "Of the random numbers. Default: 1.", KIND_INTEGER,
+     FIELD(seed), .least = 0, .most = ROWS_MOST},
     {"filter", "CASE", OPTIONS_CONFORM, GROUP_INPUT,
      "Only the cases whose name begins so, in whole parts: gemm, gemm/nt/bf16. Default: all.", KIND_TEXT,
      FIELD(filter)},
@@ -151,28 +158,45 @@ static const option_row table[] = {
      KIND_CHOICE, FIELD(metrics), .choices = metrics_levels},
 
     /* ---- plan ---- */
-    {"policy", "auto|cached|recompute|naive", STEP, GROUP_PLAN,
+    {"policy", "auto|cached|recompute|naive", ONE_PLAN, GROUP_PLAN,
      "Keep the logits until the gradient is taken, project again for it, or share nothing. "
      "Default: auto, which is cached where the memory allows, else recompute.",
      KIND_CHOICE, FIELD(request.policy), .choices = policies},
     {"chunk", "ROWS", STEP, GROUP_PLAN, "Rows at a time, whole blocks. Default: what the memory allows.", KIND_INTEGER,
      FIELD(request.chunk), .least = 1, .most = ROWS_MOST},
-    {"tile", "auto|f32|bf16|f16|diff", STEP, GROUP_PLAN, "What logits are held in. Default: auto, f32 on a CPU.",
+    {"tile", "auto|f32|bf16|f16|diff", ONE_PLAN, GROUP_PLAN, "What logits are held in. Default: auto, f32 on a CPU.",
      KIND_CHOICE, FIELD(request.tile), .choices = tiles},
     {"memory", "BYTES", STEP, GROUP_PLAN,
      "For workspace and converted weights; K, M, G are powers of 1,024. Default: 2G.", KIND_BYTES,
      FIELD(request.memory)},
+
+    {"policy", "LIST", OPTIONS_BENCH, GROUP_PLAN,
+     "Policies to measure, in turns: cached, recompute, naive. Default: all three.", KIND_TEXT, FIELD(policies)},
+    {"tile", "LIST", OPTIONS_BENCH, GROUP_PLAN,
+     "What logits are held in, each with every policy: auto, f32, bf16, f16, diff. Default: auto.", KIND_TEXT,
+     FIELD(tiles)},
+    {"series", "rows|vocab|chunk|threads", OPTIONS_BENCH, GROUP_PLAN,
+     "Measure with an eighth, a quarter, half and all of these. Default: all alone.", KIND_TEXT, FIELD(series)},
+    {"repeats", "N", OPTIONS_BENCH, GROUP_PLAN, "Times each step is measured. Default: what --seconds allows.",
+     KIND_INTEGER, FIELD(repeats), .least = 1, .most = 1000},
+    {"seconds", "X", OPTIONS_BENCH, GROUP_PLAN,
+     "Go on measuring for this long, at least 5 times and at most 200. Default: 10.", KIND_REAL, FIELD(seconds),
+     .least = 0, .most = 86400},
 
     /* ---- output ---- */
     {"grad", "OUT", OPTIONS_RUN, GROUP_OUTPUT, "Write `draft_hidden.grad` [T,H] to this safetensors file.", KIND_TEXT,
      FIELD(grad_file)},
     {"grad-head", NULL, STEP, GROUP_OUTPUT,
      "The head is trained too: `lm_head.grad` [V,H], f32, in the file of --grad.", KIND_FLAG, FIELD(head_grad)},
-    {"grad-dtype", "f32|bf16", OPTIONS_RUN | OPTIONS_PLAN, GROUP_OUTPUT, "Of draft_hidden.grad. Default: f32.",
-     KIND_CHOICE, FIELD(request.grad_dtype), .choices = grad_dtypes},
+    {"grad-dtype", "f32|bf16", OPTIONS_RUN | OPTIONS_PLAN | OPTIONS_BENCH, GROUP_OUTPUT,
+     "Of draft_hidden.grad. Default: f32.", KIND_CHOICE, FIELD(request.grad_dtype), .choices = grad_dtypes},
     {"rows", "OUT", OPTIONS_RUN, GROUP_OUTPUT,
      "Write every row's loss, weight, label, argmax, rank and top-K to this safetensors file.", KIND_TEXT,
      FIELD(rows_file)},
+    {"trace", "OUT", OPTIONS_RUN | OPTIONS_BENCH, GROUP_OUTPUT,
+     "Write a Chrome trace (for ui.perfetto.dev) of the step's operations, of `bench` the last measured one.",
+     KIND_TEXT, FIELD(trace_file)},
+    {"out", "FILE", OPTIONS_BENCH, GROUP_OUTPUT, "Write the JSON to this file as well.", KIND_TEXT, FIELD(out_file)},
     {"dot", "FILE", OPTIONS_PLAN, GROUP_OUTPUT, "Write the merged graph for Graphviz.", KIND_TEXT, FIELD(dot_file)},
     {"json", NULL, EVERY, GROUP_OUTPUT, "JSON on standard output instead of tables.", KIND_FLAG, FIELD(json)},
     {"help", NULL, EVERY, GROUP_OUTPUT, "This text.", KIND_FLAG, FIELD(help)},
@@ -187,6 +211,7 @@ void options_init(options *o) {
     o->shape_dtype = OH_BF16;
     o->scale = 1;
     o->seed = 1;
+    o->seconds = 10;
 }
 
 /* --------------------------------------------------------------------------------------------------- one value ---- */

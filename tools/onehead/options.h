@@ -18,6 +18,7 @@ typedef struct options {
     const char *lm_head;
     int64_t shape_rows, shape_target_rows, shape_hidden, shape_vocab; /* of `plan`; 0: not given, -1 for target rows */
     int32_t shape_dtype;
+    const char *preset; /* a shape's name, NULL: none given */
 
     /* The step: objective, policy, chunk, memory, tile, gradient dtype, valid columns. Shape and input dtypes are the
      * batch's, and are filled in by batch_request. */
@@ -33,7 +34,13 @@ typedef struct options {
 
     /* Output. */
     const char *grad_file, *rows_file, *dot_file;
+    const char *trace_file;
     bool json;
+
+    /* Bench. */
+    const char *policies, *tiles, *series, *out_file; /* NULL: not given */
+    int64_t repeats;                                  /* 0: as many as `seconds` allows */
+    double seconds;
 
     /* Check, backends and conform. */
     const char *golden, *against, *filter;
@@ -43,7 +50,14 @@ typedef struct options {
 } options;
 
 /* Subcommands, as bits. */
-enum { OPTIONS_RUN = 1, OPTIONS_PLAN = 2, OPTIONS_CHECK = 4, OPTIONS_BACKENDS = 8, OPTIONS_CONFORM = 16 };
+enum {
+    OPTIONS_RUN = 1,
+    OPTIONS_PLAN = 2,
+    OPTIONS_CHECK = 4,
+    OPTIONS_BACKENDS = 8,
+    OPTIONS_CONFORM = 16,
+    OPTIONS_BENCH = 32
+};
 
 /* What a subcommand takes and says of itself. */
 typedef struct options_command {

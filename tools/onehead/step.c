@@ -213,6 +213,10 @@ oh_status step_run(step *s, const oh_request *request, step_result *r, oh_error 
     if (status != OH_OK) goto done;
     r->plan = *oh_plan_get_summary(plan);
     r->plan_seconds = step_clock() - start;
+    if (s->spans != NULL) {
+        s->spans->backend = s->backend;
+        oh_plan_trace(plan, span_log_observe, s->spans);
+    }
 
     status = make_outputs(s, request->produce, r, &list, &out, error);
     if (status != OH_OK) goto done;

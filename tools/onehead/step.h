@@ -3,6 +3,7 @@
 #define ONEHEAD_TOOL_STEP_H
 
 #include "batch.h"
+#include "span_log.h"
 
 enum { STEP_TENSORS_MAX = 5 };
 
@@ -15,6 +16,7 @@ typedef struct step {
     oh_inputs inputs;
     void *uploaded[STEP_TENSORS_MAX];
     int uploaded_count;
+    span_log *spans; /* NULL, or where step_run puts its operations */
 } step;
 
 /* What one run left behind, on the host; arrays are owned, NULL where nothing was asked for. */
