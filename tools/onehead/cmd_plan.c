@@ -29,16 +29,36 @@ static void compare_policies(plan_report *report) {
     }
 }
 
+/* What the next larger chunk would take, to say why it isn't the plan's. */
+static void look_at_larger_chunk(plan_report *report) {
+    const oh_plan_summary *const chosen = oh_plan_get_summary(report->plan);
+    oh_request r = *report->request;
+    if (chosen->chunks <= 1) return;
+    r.policy = chosen->policy;
+    r.chunk = 2 * chosen->chunk;
+    r.memory = INT64_MAX;
+    /* The least it needs: converted weights are kept only where the plan keeps them. */
+    if (!chosen->weight_converted) r.weight_trains = 1;
+    oh_plan *plan;
+    if (oh_plan_describe(&r, &plan, NULL) != OH_OK) return;
+    report->larger_chunk = r.chunk;
+    report->larger_bytes = oh_plan_get_summary(plan)->workspace_bytes + oh_plan_get_summary(plan)->weight_bytes;
+    oh_plan_destroy(plan);
+}
+
 static oh_status describe(options *o, oh_error *error) {
     oh_request request;
     oh_plan *plan = NULL;
+    plan_rate rate;
     oh_status status = shape_complete(o, NULL, error);
+    if (status == OH_OK) status = plan_rate_read(&rate, o->rate, error);
     if (status == OH_OK) status = shape_request(o, &request, error);
     if (status == OH_OK) status = oh_plan_describe(&request, &plan, error);
     if (status != OH_OK) return status;
 
-    plan_report report = {.request = &request, .plan = plan};
+    plan_report report = {.request = &request, .plan = plan, .rate = rate};
     compare_policies(&report);
+    look_at_larger_chunk(&report);
     if (o->dot_file != NULL) status = plan_report_dot(&report, o->dot_file, error);
     if (status == OH_OK && o->json)
         status = json_print(plan_report_json(&report), error);

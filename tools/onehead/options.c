@@ -166,6 +166,10 @@ static const option_row table[] = {
      FIELD(request.chunk), .least = 1, .most = ROWS_MOST},
     {"tile", "auto|f32|bf16|f16|diff", ONE_PLAN, GROUP_PLAN, "What logits are held in. Default: auto, f32 on a CPU.",
      KIND_CHOICE, FIELD(request.tile), .choices = tiles},
+    {"rate", "GFLOPS|JSON", OPTIONS_PLAN, GROUP_PLAN,
+     "How fast products are, in GFLOP/s or as a JSON file of `bench` says, to predict how long a step takes. "
+     "Default: no prediction.",
+     KIND_TEXT, FIELD(rate)},
     {"memory", "BYTES", STEP, GROUP_PLAN,
      "For workspace and converted weights; K, M, G are powers of 1,024. Default: 2G.", KIND_BYTES,
      FIELD(request.memory)},

@@ -1,4 +1,5 @@
 #include "plan_report.h"
+#include "plan_savings.h"
 #include "run_report.h"
 
 static json_t *consumers_json(const oh_plan *plan, uint32_t bits) {
@@ -60,16 +61,35 @@ static json_t *buffers_json(const oh_plan *plan) {
     return array;
 }
 
+static json_t *savings_json(const oh_plan *plan) {
+    plan_savings savings;
+    plan_savings_count(&savings, plan);
+    json_t *const ops = json_object();
+    for (int32_t op = 0; op < OH_OP_COUNT; op++) {
+        const plan_saving *const s = &savings.ops[op];
+        if (s->asked == s->kept) continue;
+        json_t *const entry = json_pack("{s:i, s:i, s:o, s:o, s:o}", "asked", (int)s->asked, "kept", (int)s->kept,
+                                        "flops", json_number(s->flops), "bytes", json_number(s->bytes), "saved_for",
+                                        consumers_json(plan, s->saved_for));
+        if (json_object_set_new(ops, oh_op_name(op), entry) == 0) continue;
+        json_decref(ops);
+        return NULL;
+    }
+    return json_pack("{s:o, s:o, s:o}", "flops_before", json_number(savings.flops_before), "flops",
+                     json_number(savings.flops), "ops", ops);
+}
+
 static json_t *policies_json(const plan_report *report) {
     json_t *const object = json_object();
     for (int i = 0; i < PLAN_POLICIES; i++) {
         const plan_policy *const p = &report->policies[i];
         const oh_plan_summary *const s = &p->summary;
         json_t *const entry = p->possible
-                                  ? json_pack("{s:I, s:I, s:o, s:I}", "projections",
+                                  ? json_pack("{s:I, s:I, s:o, s:I, s:o}", "projections",
                                               (json_int_t)s->projections_draft + (json_int_t)s->projections_target,
                                               "gemms", (json_int_t)s->gemms, "flops", json_number(s->flops),
-                                              "workspace_bytes", (json_int_t)s->workspace_bytes)
+                                              "workspace_bytes", (json_int_t)s->workspace_bytes, "predicted_seconds",
+                                              json_number(plan_rate_seconds(&report->rate, p->policy, s->flops)))
                                   : json_null();
         if (json_object_set_new(object, policy_name(p->policy), entry) == 0) continue;
         json_decref(object);
@@ -82,7 +102,8 @@ json_t *plan_report_json(const plan_report *report) {
     const oh_plan_summary *const s = oh_plan_get_summary(report->plan);
     const oh_request *const r = report->request;
     return json_pack(
-        "{s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:i, s:{s:I, s:I}, s:I, s:o, s:I, s:I, s:o, s:o, s:o, s:o}",
+        "{s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:i, s:{s:I, s:I}, s:I, s:o, s:I, s:I, s:o, s:o, s:o, s:o, "
+        "s:o, s:I, s:I}",
         "rows", (json_int_t)r->rows, "target_rows", (json_int_t)r->target_rows, "hidden", (json_int_t)r->hidden,
         "vocab", (json_int_t)r->vocab, "policy", policy_name(s->policy), "tile", tile_name(s->tile), "chunk",
         (json_int_t)s->chunk, "chunks", (json_int_t)s->chunks, "panel", (json_int_t)s->panel, "weight_panel",
@@ -90,5 +111,6 @@ json_t *plan_report_json(const plan_report *report) {
         "target", (json_int_t)s->projections_target, "gemms", (json_int_t)s->gemms, "flops", json_number(s->flops),
         "workspace_bytes", (json_int_t)s->workspace_bytes, "weight_bytes", (json_int_t)s->weight_bytes, "policies",
         policies_json(report), "nodes_before", nodes_json(report->plan, 0), "nodes", nodes_json(report->plan, 1),
-        "buffers", buffers_json(report->plan));
+        "buffers", buffers_json(report->plan), "savings", savings_json(report->plan), "larger_chunk",
+        (json_int_t)report->larger_chunk, "larger_chunk_bytes", (json_int_t)report->larger_bytes);
 }

@@ -4,6 +4,7 @@
 
 #include "json_text.h"
 #include "options.h"
+#include "plan_rate.h"
 
 enum { PLAN_POLICIES = 3 };
 
@@ -18,6 +19,9 @@ typedef struct plan_report {
     const oh_request *request;
     const oh_plan *plan;
     plan_policy policies[PLAN_POLICIES]; /* naive, recompute, cached */
+    plan_rate rate;
+    /* The next larger chunk and the memory it would take; 0 where the whole step is one chunk. */
+    int64_t larger_chunk, larger_bytes;
 } plan_report;
 
 /* NULL when out of memory. */

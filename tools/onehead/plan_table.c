@@ -1,8 +1,10 @@
 #include "format.h"
 #include "plan_report.h"
+#include "plan_savings.h"
 #include "run_report.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -48,8 +50,9 @@ static void print_nodes(const oh_plan *plan, int merged) {
 static void print_policies(const plan_report *report) {
     const oh_plan_summary *const chosen = oh_plan_get_summary(report->plan);
     printf("\nAt a chunk of %s rows, all of them supervised:\n", format_count(chosen->chunk).text);
-    printf("%-11s %20s %20s %12s %14s %12s\n", "policy", "projections / chunk", "projections / step", "GEMMs / step",
-           "work / step", "workspace");
+    const bool predicts = report->rate.flops_per_second > 0;
+    printf("%-11s %20s %20s %12s %14s %12s%s\n", "policy", "projections / chunk", "projections / step", "GEMMs / step",
+           "work / step", "workspace", predicts ? "    predicted" : "");
     for (int i = 0; i < PLAN_POLICIES; i++) {
         const plan_policy *const p = &report->policies[i];
         const oh_plan_summary *const s = &p->summary;
@@ -58,10 +61,15 @@ static void print_policies(const plan_report *report) {
             continue;
         }
         const int64_t projections = s->projections_draft + s->projections_target;
-        printf("%-11s %20s %20s %12s %14s %12s\n", policy_name(p->policy),
+        printf("%-11s %20s %20s %12s %14s %12s", policy_name(p->policy),
                format_count(s->chunks > 0 ? projections / s->chunks : 0).text, format_count(projections).text,
                format_count(s->gemms).text, format_flops(s->flops).text, format_bytes(s->workspace_bytes).text);
+        if (predicts) printf(" %12s", format_seconds(plan_rate_seconds(&report->rate, p->policy, s->flops)).text);
+        printf("\n");
     }
+    if (predicts)
+        printf("Predicted: work at %s/s, times what a step took beyond its products where that was measured.\n",
+               format_flops(report->rate.flops_per_second).text);
 }
 
 static void print_choice(const plan_report *report) {
@@ -88,6 +96,13 @@ static void print_choice(const plan_report *report) {
         printf("as asked\n");
     else if (s->chunks <= 1)
         printf("the whole step fits in %s\n", format_bytes(budget).text);
+    else if (report->larger_chunk > 0 && report->larger_bytes <= budget)
+        printf("%s would fit in %s too (%s), but products gain nothing from more rows at once\n",
+               format_count(report->larger_chunk).text, format_bytes(budget).text,
+               format_bytes(report->larger_bytes).text);
+    else if (report->larger_chunk > 0)
+        printf("%s would take %s, the memory is %s\n", format_count(report->larger_chunk).text,
+               format_bytes(report->larger_bytes).text, format_bytes(budget).text);
     else
         printf("the most that fits in %s\n", format_bytes(budget).text);
 
@@ -98,6 +113,23 @@ static void print_choice(const plan_report *report) {
     }
     printf("projections %s draft, %s target; %s GEMMs of %s\n", format_count(s->projections_draft).text,
            format_count(s->projections_target).text, format_count(s->gemms).text, format_flops(s->flops).text);
+}
+
+/* Merging, op by op. What is read off a tile in one pass saves the pass only when all of it goes. */
+static void print_savings(const oh_plan *plan) {
+    plan_savings savings;
+    plan_savings_count(&savings, plan);
+    printf("\nWhat merging saves a chunk: %s of %s\n", format_flops(savings.flops).text,
+           format_flops(savings.flops_before).text);
+    printf("%-16s %6s %6s %13s %11s  %s\n", "op", "asked", "kept", "work", "memory", "saved for");
+    for (int32_t op = 0; op < OH_OP_COUNT; op++) {
+        const plan_saving *const s = &savings.ops[op];
+        if (s->asked == s->kept) continue;
+        char consumers[NAMES_SIZE];
+        list_consumers(plan, s->saved_for, consumers);
+        printf("%-16s %6" PRId32 " %6" PRId32 " %13s %11s  %s\n", oh_op_name(op), s->asked, s->kept,
+               s->flops > 0 ? format_flops(s->flops).text : "", format_bytes((int64_t)s->bytes).text, consumers);
+    }
 }
 
 static void print_buffers(const plan_report *report) {
@@ -113,6 +145,7 @@ static void print_buffers(const plan_report *report) {
 void plan_report_print(const plan_report *report) {
     print_choice(report);
     print_policies(report);
+    print_savings(report->plan);
     print_nodes(report->plan, 0);
     print_nodes(report->plan, 1);
     print_buffers(report);
