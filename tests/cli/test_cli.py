@@ -139,7 +139,7 @@ class TestOptions(InFolder):
             done = run("run", *arguments)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertEqual(set(re.findall(r"^  (--[a-z-]+)", done.stdout, re.M)), RUN_OPTIONS)
-            self.assertEqual(re.findall(r"^.{81,}$| $", done.stdout, re.M), [])
+            self.assertEqual(re.findall(r"^.{82,}$| $", done.stdout, re.M), [])
         for name in ("plan", "check", "bench", "backends"):
             done = run(name, "--help")
             self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -664,6 +664,12 @@ class TestCheck(InFolder):
             self.assertEqual((done.returncode, done.stderr), (1, ""), name)
             self.assertRegex(done.stdout, rf"first +DIFFERS +{name}")
         self.assertEqual(check(loss=good["loss"] * (1 + 1e-6)).returncode, 0)
+
+    def test_a_case_with_its_own_options_is_checked_under_them(self):
+        for name in ("block_5", "nla_floor", "drafter_is_target_terms", "no_rows", "nan_row_dpace"):
+            done = run("check", os.path.join(GOLDEN, "cases", name + ".safetensors"), "--golden",
+                       os.path.join(GOLDEN, "cases.json"))
+            self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
 
     def test_golden_files_without_meaning_are_bad_input(self):
         batch = self.write()

@@ -17,8 +17,8 @@ static const options_command check_command = {
     .bit = OPTIONS_CHECK,
     .name = "check",
     .synopsis = "[BATCH] [OPTION]...",
-    .about = "Runs one step by every policy, in several chunks and in panels, with --against on\n"
-             "another backend, and compares figures, gradients and rows; with golden values\n"
+    .about = "Runs one step by every policy, in several chunks and in panels, with --against\n"
+             "on another backend, and compares figures, gradients and rows; with golden values\n"
              "also every option set of theirs. Exit status 1 when any two disagree.\n\n"
              "Counts must be equal. Figures a and b agree when |a - b| is at most\n"
              "5e-6 max(|a|, |b|) and 2^-23 of what they are made of: with f32 logits of a few\n"
@@ -38,6 +38,7 @@ typedef struct check_state {
     check_norms norms;
     check_report report;
     golden_values golden;
+    char *single_args; /* the options of a golden file's only set, which `o` points into */
 } check_state;
 
 /* --------------------------------------------------------------------------------------------------- the report ---- */
@@ -215,6 +216,16 @@ static oh_status compare_golden_sets(check_state *c, oh_error *error) {
     return OH_OK;
 }
 
+/* Where the values are for one set of options only, that is the step that the policies are compared on. */
+static oh_status take_single_set(check_state *c, oh_error *error) {
+    if (c->golden.single == NULL) return OH_OK;
+    const char *const set = json_object_iter_key(json_object_iter(c->golden.single));
+    const json_t *const golden = json_object_get(c->golden.single, set);
+    c->single_args = strdup(json_string_value(json_object_get(golden, "args")));
+    if (c->single_args == NULL) return error_line(error, OH_OUT_OF_MEMORY, set, "out of memory");
+    return read_set(&c->o, set, c->single_args, error);
+}
+
 /* ----------------------------------------------------------------------------------------------------- the command ---- */
 
 static oh_status run_check(check_state *c, oh_error *error) {
@@ -225,6 +236,7 @@ static oh_status run_check(check_state *c, oh_error *error) {
     const bool has_golden = o->golden != NULL || is_sample;
     if (has_golden) {
         status = golden_open(&c->golden, o->golden, o->input != NULL ? o->input : "sample.safetensors", error);
+        if (status == OH_OK) status = take_single_set(c, error);
         if (status != OH_OK) return status;
     }
     status = step_open(&c->s, &c->b, o->backend, o, error);
@@ -253,6 +265,7 @@ int cmd_check(int argc, char **argv) {
     code = check_report_agrees(&c.report) ? EXIT_OK : EXIT_DISAGREES;
     check_report_free(&c.report);
     golden_close(&c.golden);
+    free(c.single_args);
     step_close(&c.other);
     step_close(&c.s);
     batch_close(&c.b);
