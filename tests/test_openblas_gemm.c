@@ -144,16 +144,15 @@ static void test_sizes_of_zero(void **state) {
     openblas_close(&b);
 }
 
-/* The rules that the last parts of a big matrix depend on: offsets beyond 2^31 elements. */
+/* Rows of C so far apart that the second part of the grid begins 2^31 elements on. Only touched pages become memory. */
 static void test_case_5_offsets_beyond_32_bits(void **state) {
-    enum { M = 3, N = 5, K = 2 };
-    const int64_t ld = (int64_t)1 << 30;
+    enum { M = 18, N = 5, K = 2000 };
+    const int64_t ld = (int64_t)1 << 27;
     openblas b = openblas_open(-1, 2);
     void *address;
     draws d = draws_open("offsets", 12);
     (void)state;
-    /* Three rows 4 GiB apart; only the pages that are touched become memory. */
-    if (b.table->alloc(b.device, (uint64_t)(2 * ld + N) * sizeof(float), &address) == OH_OUT_OF_MEMORY) skip();
+    if (b.table->alloc(b.device, (uint64_t)((M - 1) * ld + N) * sizeof(float), &address) == OH_OUT_OF_MEMORY) skip();
     const matrix a = matrix_open(M, K, 0, &d), w = matrix_open(N, K, 0, &d);
     oh_gemm g = {.op = OH_GEMM_NT, .m = M, .n = N, .k = K, .a = a.data, .b = w.data, .c = address};
     g.lda = g.ldb = K;
