@@ -76,6 +76,32 @@ class TestBench(unittest.TestCase):
             self.assertEqual([b[series] for b in got], values)
             self.assertEqual({b["series"] for b in got}, {series})
 
+    def test_formats_are_compared_with_f32(self):
+        got = {b["tile"]: b for b in bench("--policy", "cached", "--tile", "f32,bf16,f16,diff")["benchmarks"]}
+        self.assertEqual(got["f32"]["grad_error"], 0)
+        # The drafter is a good one, so two 16-bit softmaxes cancel: each step of precision shows.
+        self.assertGreater(got["bf16"]["grad_error"], got["f16"]["grad_error"])
+        self.assertGreater(got["f16"]["grad_error"], got["diff"]["grad_error"])
+        self.assertGreater(got["diff"]["grad_error"], 0)
+        self.assertIsNone(bench("--policy", "cached")["benchmarks"][0]["grad_error"])
+
+    def test_fewer_target_rows_than_rows_are_shared(self):
+        got = bench("--policy", "cached", "--target-rows", "16")["benchmarks"][0]
+        passes = {p["name"]: p for p in got["passes"]}
+        self.assertLess(passes["project_target"]["flops"], passes["project_draft"]["flops"])
+
+    def test_a_device_with_memory_of_its_own_is_measured(self):
+        with tempfile.TemporaryDirectory() as folder:
+            trace = os.path.join(folder, "trace.json")
+            got = bench("--policy", "cached", "--backend", os.environ["ONEHEAD_FAR"], "--trace", trace)["benchmarks"][0]
+            self.assertEqual(got["gemms"], 6)
+            with open(trace) as file:
+                events = json.load(file)["traceEvents"]
+        enqueued = [e for e in events if e.get("cat") == "enqueue"]
+        operations = [e for e in events if e.get("cat") == "operation"]
+        self.assertEqual(len(enqueued), len(operations))
+        self.assertEqual({e["pid"] for e in enqueued} & {e["pid"] for e in operations}, set())
+
     def test_unknown_names_are_refused(self):
         for arguments, expected in ((["--policy", "lazy"], "cached, recompute, naive"),
                                     (["--policy", "cached,"], "cached, recompute, naive"),

@@ -148,7 +148,7 @@ class TestOptions(InFolder):
     def test_help_of_the_command_names_the_subcommands(self):
         done = run("--help")
         self.assertEqual(done.returncode, 0)
-        for name in ("run", "plan", "check", "bench", "backends"):
+        for name in ("run", "plan", "check", "bench", "report", "backends"):
             self.assertRegex(done.stdout, rf"(?m)^  {name} ")
         self.assertRegex(run("--version").stdout, r"^onehead \d+\.\d+\.\d+\n$")
 

@@ -1,6 +1,6 @@
 #include "bench.h"
 
-#include "bench_inputs.h"
+#include "bench_accuracy.h"
 #include "error_line.h"
 #include "machine.h"
 #include "progress.h"
@@ -8,6 +8,7 @@
 #include "step.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,8 @@ typedef struct bench_run {
     bench_inputs inputs;
     bench_case *cases;
     int count;
+    bench_case *order[BENCH_CASES_MAX]; /* those that can run */
+    int running;
 } bench_run;
 
 /* ------------------------------------------------------------------------------------------------ one measurement ---- */
@@ -172,16 +175,28 @@ static oh_status open_cases(bench_run *b, bench_output *output, const char *seri
     return OH_OK;
 }
 
-static oh_status warm_up(const bench_run *b, oh_error *error) {
+static oh_status warm_up_case(const bench_run *b, bench_case *c, oh_error *error) {
+    oh_status status = OH_OK;
+    for (int n = 0; n < WARM_UP && status == OH_OK; n++) {
+        status = oh_plan_run(c->plan, &b->inputs.in, &b->inputs.out, error);
+        if (status == OH_OK) status = oh_plan_results(c->plan, &c->figures, error);
+    }
+    return status;
+}
+
+/* A case that can't run is left out, as one that can't be planned. */
+static void warm_up(bench_run *b) {
+    int running = 0;
     for (int i = 0; i < b->count; i++) {
         bench_case *const c = &b->cases[i];
-        for (int n = 0; n < WARM_UP; n++) {
-            oh_status status = oh_plan_run(c->plan, &b->inputs.in, &b->inputs.out, error);
-            if (status == OH_OK) status = oh_plan_results(c->plan, &c->figures, error);
-            if (status != OH_OK) return status;
+        oh_error said;
+        if (warm_up_case(b, c, &said) == OH_OK) {
+            b->order[running++] = c;
+            continue;
         }
+        memcpy(c->result->error, said.message, sizeof c->result->error);
     }
-    return OH_OK;
+    b->running = running;
 }
 
 static bool enough(const bench_run *b, int64_t done, double start) {
@@ -191,19 +206,40 @@ static bool enough(const bench_run *b, int64_t done, double start) {
     return done >= REPEATS_MOST || step_clock() - start >= o->seconds;
 }
 
-static oh_status measure(const bench_run *b, oh_error *error) {
+/* Where formats are compared, every case's gradient with that of the first with f32 tiles. */
+static oh_status compare_formats(const bench_run *b, oh_error *error) {
+    const bench_case *reference = NULL;
+    for (int i = b->running - 1; i >= 0; i--) {
+        b->order[i]->result->grad_error = NAN;
+        if (b->order[i]->result->tile == OH_TILE_F32) reference = b->order[i];
+    }
+    if (reference == NULL || b->setup->tile_count == 1) return OH_OK;
+    bench_answers expected, got = {.grad = NULL};
+    oh_status status = bench_answers_take(&expected, reference->plan, &b->inputs, &b->setup->request, error);
+    for (int i = 0; i < b->running && status == OH_OK; i++) {
+        status = bench_answers_take(&got, b->order[i]->plan, &b->inputs, &b->setup->request, error);
+        if (status == OH_OK) b->order[i]->result->grad_error = bench_grad_error(&got, &expected);
+        bench_answers_free(&got);
+    }
+    bench_answers_free(&expected);
+    return status;
+}
+
+static oh_status measure(bench_run *b, oh_error *error) {
     progress_show("warming up");
-    oh_status status = warm_up(b, error);
+    warm_up(b);
+    oh_status status = OH_OK;
     const double start = step_clock();
-    for (int64_t round = 0; status == OH_OK && !enough(b, round, start); round++) {
+    for (int64_t round = 0; b->running > 0 && status == OH_OK && !enough(b, round, start); round++) {
         char text[80];
         snprintf(text, sizeof text, "measuring, round %" PRId64, round + 1);
         progress_show(text);
-        for (int i = 0; i < b->count && status == OH_OK; i++)
-            status = repeat(b, &b->cases[i], error);
+        for (int i = 0; i < b->running && status == OH_OK; i++)
+            status = repeat(b, b->order[i], error);
     }
-    for (int i = 0; i < b->count && status == OH_OK; i++)
-        summarise(&b->cases[i]);
+    for (int i = 0; i < b->running && status == OH_OK; i++)
+        summarise(b->order[i]);
+    if (status == OH_OK) status = compare_formats(b, error);
     progress_show(NULL);
     return status;
 }
@@ -224,8 +260,8 @@ oh_status bench_group(bench_output *output, const bench_setup *setup, const char
     progress_show("preparing");
     oh_status status = oh_context_open(&wanted, &b.context, error);
     if (status == OH_OK) status = oh_context_device_info(b.context, &output->device, error);
-    if (status == OH_OK)
-        status = bench_inputs_open(&b.inputs, b.context, &setup->request, (uint64_t)o->seed, error);
+    if (status == OH_OK) status = bench_inputs_open(&b.inputs, b.context, &setup->request, (uint64_t)o->seed, error);
+    if (status == OH_OK) output->on_host = (b.inputs.backend->caps & OH_CAP_HOST_MEMORY) != 0;
     if (status == OH_OK) status = open_cases(&b, output, series, error);
     if (status == OH_OK) status = measure(&b, error);
     progress_show(NULL);

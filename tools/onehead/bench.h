@@ -27,6 +27,7 @@ typedef struct bench_result {
     samples_summary step_cpu_ms, gemms_cpu_ms, cpu_ratio; /* of the process; cpu_ratio: as ratio, of these */
     samples_summary traced_ms;                            /* the step with an observer, the source of `passes` */
     double flops;                                         /* of the products, as run */
+    double grad_error; /* of dD to that of f32 tiles, as a ratio of 2-norms; NaN: nothing to compare with */
     bench_pass passes[OH_SPAN_COUNT];
 } bench_result;
 
@@ -42,6 +43,7 @@ typedef struct bench_output {
     bench_result *results;
     int64_t count, capacity;
     oh_device_info device;          /* of the latest context */
+    bool on_host;                   /* the device's memory is the host's */
     char note[300];                 /* what the backend had to say, "" for nothing */
     span_log logs[BENCH_CASES_MAX]; /* last traced step of each case of the latest group, and the case's name */
     char log_names[BENCH_CASES_MAX][40];

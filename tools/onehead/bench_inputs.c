@@ -11,6 +11,8 @@
 #define STRIDE INT64_C(611953)
 #define STAGING_BYTES (INT64_C(64) << 20)
 #define LOGIT_SPREAD 2.0
+/* The drafter's share of noise: cos(D, G) = sqrt(1 - DRAFT_NOISE^2). */
+#define DRAFT_NOISE 0.1
 
 static uint64_t next_random(uint64_t *state) { /* SplitMix64 */
     uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
@@ -43,13 +45,16 @@ static uint16_t f16_bits(float value) {
     return (uint16_t)(sign | ((size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13));
 }
 
-/* POOL normals times `scale` in `dtype`; NULL when out of memory. */
-static char *make_pool(int32_t dtype, double scale, uint64_t seed) {
+/* POOL normals times `scale` in `dtype`, of which the share `noise` is of a seed of its own; NULL when out of memory. */
+static char *make_pool(int32_t dtype, double scale, double noise, uint64_t seed) {
+    uint64_t noise_seed = seed ^ UINT64_C(0x5deece66d);
+    const double kept = sqrt(1 - noise * noise);
     const size_t element = (size_t)oh_dtype_size(dtype);
     char *const pool = malloc((size_t)POOL * element);
     if (pool == NULL) return NULL;
     for (int64_t i = 0; i < POOL; i++) {
-        const float value = (float)(scale * next_normal(&seed));
+        const float value =
+            (float)(scale * (kept * next_normal(&seed) + (noise > 0 ? noise * next_normal(&noise_seed) : 0)));
         const uint16_t narrow = dtype == OH_BF16 ? bf16_bits(value) : f16_bits(value);
         if (dtype == OH_F32)
             memcpy(pool + (size_t)i * element, &value, element);
@@ -84,7 +89,7 @@ static oh_status device_memory(bench_inputs *b, int64_t bytes, void **address, o
 }
 
 typedef struct matrix {
-    int64_t rows, columns, first_row; /* first_row: of the pool's windows */
+    int64_t rows, columns;
     int32_t dtype;
 } matrix;
 
@@ -98,7 +103,7 @@ static oh_status upload_rows(bench_inputs *b, oh_queue *queue, const matrix *m, 
     for (int64_t first = 0; first < m->rows && status == OH_OK; first += step) {
         const int64_t rows = m->rows - first < step ? m->rows - first : step;
         for (int64_t i = 0; i < rows; i++)
-            fill_row(staging + i * row_bytes, m->columns, pool, (m->first_row + first + i) * STRIDE % POOL, element);
+            fill_row(staging + i * row_bytes, m->columns, pool, (first + i) * STRIDE % POOL, element);
         status = b->backend->upload(queue, to + first * row_bytes, staging, (uint64_t)(rows * row_bytes));
         if (status == OH_OK) status = b->backend->queue_wait(queue);
     }
@@ -121,23 +126,26 @@ static oh_status make_matrix(bench_inputs *b, oh_queue *queue, const matrix *m, 
 
 static oh_status make_tensors(bench_inputs *b, oh_queue *queue, const oh_request *r, uint64_t seed, oh_error *error) {
     const double scale = LOGIT_SPREAD / sqrt((double)r->hidden);
-    char *const hidden = make_pool(r->hidden_dtype, 1, seed);
-    char *const weight = make_pool(r->weight_dtype, scale, ~seed);
-    const matrix draft = {r->rows, r->hidden, 0, r->hidden_dtype};
-    const matrix target = {r->target_rows, r->hidden, r->rows, r->hidden_dtype};
-    const matrix head = {r->vocab, r->hidden, 0, r->weight_dtype};
+    char *const drafter = make_pool(r->hidden_dtype, 1, DRAFT_NOISE, seed);
+    char *const target_model = make_pool(r->hidden_dtype, 1, 0, seed);
+    char *const weight = make_pool(r->weight_dtype, scale, 0, ~seed);
+    const matrix draft = {r->rows, r->hidden, r->hidden_dtype};
+    const matrix target = {r->target_rows, r->hidden, r->hidden_dtype};
+    const matrix head = {r->vocab, r->hidden, r->weight_dtype};
     oh_status status = OH_OK;
-    if (hidden == NULL || weight == NULL) status = error_line(error, OH_OUT_OF_MEMORY, "inputs", "out of memory");
-    if (status == OH_OK) status = make_matrix(b, queue, &draft, hidden, &b->in.draft_hidden, error);
+    if (drafter == NULL || target_model == NULL || weight == NULL)
+        status = error_line(error, OH_OUT_OF_MEMORY, "inputs", "out of memory");
+    if (status == OH_OK) status = make_matrix(b, queue, &draft, drafter, &b->in.draft_hidden, error);
     if (status == OH_OK && r->target_rows > 0)
-        status = make_matrix(b, queue, &target, hidden, &b->in.target_hidden, error);
+        status = make_matrix(b, queue, &target, target_model, &b->in.target_hidden, error);
     if (status == OH_OK) status = make_matrix(b, queue, &head, weight, &b->in.lm_head, error);
-    free(hidden);
+    free(drafter);
+    free(target_model);
     free(weight);
     return status;
 }
 
-static oh_status make_labels(bench_inputs *b, const oh_request *r, uint64_t seed, oh_error *error) {
+static oh_status make_maps(bench_inputs *b, const oh_request *r, uint64_t seed, oh_error *error) {
     b->label = calloc((size_t)r->rows, sizeof *b->label);
     if (b->label == NULL) return error_line(error, OH_OUT_OF_MEMORY, "inputs", "out of memory");
     const int64_t valid = r->vocab_valid > 0 ? r->vocab_valid : r->vocab;
@@ -145,6 +153,13 @@ static oh_status make_labels(bench_inputs *b, const oh_request *r, uint64_t seed
         b->label[i] = (int32_t)(next_random(&seed) % (uint64_t)valid);
     b->in.label = b->label;
     b->in.label_dtype = OH_I32;
+    if (r->target_rows == 0 || r->target_rows == r->rows) return OH_OK;
+    b->target_row = calloc((size_t)r->rows, sizeof *b->target_row);
+    if (b->target_row == NULL) return error_line(error, OH_OUT_OF_MEMORY, "inputs", "out of memory");
+    for (int64_t i = 0; i < r->rows; i++)
+        b->target_row[i] = (int32_t)(i % r->target_rows);
+    b->in.target_row = b->target_row;
+    b->in.target_row_dtype = OH_I32;
     return OH_OK;
 }
 
@@ -171,7 +186,7 @@ oh_status bench_inputs_open(bench_inputs *b, oh_context *context, const oh_reque
         status = make_tensors(b, queue, r, seed, error);
         b->backend->queue_close(queue);
     }
-    if (status == OH_OK) status = make_labels(b, r, seed, error);
+    if (status == OH_OK) status = make_maps(b, r, seed, error);
     if (status == OH_OK) status = make_outputs(b, r, error);
     if (status != OH_OK) bench_inputs_close(b);
     return status;
@@ -181,5 +196,6 @@ void bench_inputs_close(bench_inputs *b) {
     for (int i = 0; i < b->tensor_count; i++)
         b->backend->free(b->device, b->tensors[i]);
     free(b->label);
+    free(b->target_row);
     memset(b, 0, sizeof *b);
 }

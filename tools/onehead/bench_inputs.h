@@ -14,10 +14,10 @@ typedef struct bench_inputs {
     oh_device *device;
     void *tensors[BENCH_TENSORS_MAX];
     int tensor_count;
-    int32_t *label; /* host */
+    int32_t *label, *target_row; /* host; target_row NULL: identity */
 } bench_inputs;
 
-/* Hidden states of unit variance and a weight that gives logits a standard deviation of 2, in the request's dtypes and
+/* Hidden states of unit variance, the drafter's close to the target's (a tenth is noise), and a weight that gives logits a standard deviation of 2, in the request's dtypes and
  * the shape of `request`. Rows are windows, all different, of a long random sequence: real data for the products, at
  * the speed of a copy. The same seed gives the same bits. On failure the record is zeroed. */
 oh_status bench_inputs_open(bench_inputs *inputs, oh_context *context, const oh_request *request, uint64_t seed,

@@ -66,12 +66,12 @@ static json_t *figures_json(const bench_result *r, double copy_rate) {
                   json_number(r->ratio.high), "traced_ms", json_number(r->traced_ms.median), "gemms_cpu_ms",
                   json_number(r->gemms_cpu_ms.median), "cpu_ratio", json_number(r->cpu_ratio.median));
     json_t *const counts =
-        json_pack("{s:I, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "chunks", (json_int_t)r->plan.chunks,
+        json_pack("{s:I, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "chunks", (json_int_t)r->plan.chunks,
                   "projections", "draft", (json_int_t)r->projections_draft, "target", (json_int_t)r->projections_target,
                   "gemms", (json_int_t)r->gemms, "tile_reads", (json_int_t)r->tile_reads, "workspace_bytes",
                   (json_int_t)r->plan.workspace_bytes, "weight_bytes", (json_int_t)r->plan.weight_bytes, "flops",
-                  json_number(r->flops), "flops_per_second", rate(r->flops, r->gemms_ms.median), "passes",
-                  passes_json(r, copy_rate));
+                  json_number(r->flops), "flops_per_second", rate(r->flops, r->gemms_ms.median), "grad_error",
+                  json_number(r->grad_error), "passes", passes_json(r, copy_rate));
     return merged(times, counts);
 }
 
@@ -126,12 +126,39 @@ static json_t *context_json(const bench_report *report) {
     json_t *const setup =
         json_pack("{s:s, s:s, s:s, s:s, s:i, s:I, s:s, s:s, s:o, s:s, s:o, s:o, s:I}", "note", report->output->note,
                   "backend", report->backend, "device", device->name, "kernel", device->kernel, "threads",
-                  (int)device->threads, "seed", (json_int_t)o->seed, "dtype",
-                  oh_dtype_name(request->hidden_dtype), "preset", o->preset != NULL ? o->preset : "", "terms",
-                  terms_json(&request->objective), "metrics", levels[o->metrics], "topk", top_k_json(request),
-                  "copy_bytes_per_second", json_number(report->copy_rate > 0 ? report->copy_rate : NAN),
-                  "peak_memory_bytes", (json_int_t)report->peak_memory);
+                  (int)device->threads, "seed", (json_int_t)o->seed, "dtype", oh_dtype_name(request->hidden_dtype),
+                  "preset", o->preset != NULL ? o->preset : "", "terms", terms_json(&request->objective), "metrics",
+                  levels[o->metrics], "topk", top_k_json(request), "copy_bytes_per_second",
+                  json_number(report->copy_rate > 0 ? report->copy_rate : NAN), "peak_memory_bytes",
+                  (json_int_t)report->peak_memory);
     return merged(machine, setup);
+}
+
+/* What policies take at other chunks than the measured one, on a backend like the CPU's: the sizes that
+ * oh_plan_describe knows. */
+static json_t *memory_json(const bench_report *report) {
+    const bench_setup *const setup = report->setup;
+    json_t *const array = json_array();
+    if (!report->on_host) return array;
+    for (int i = 0; i < setup->policy_count * setup->tile_count; i++) {
+        oh_request r = setup->request;
+        r.policy = setup->policies[i / setup->tile_count];
+        r.tile = setup->tiles[i % setup->tile_count];
+        for (r.chunk = r.objective.block_size; r.chunk / 2 < r.rows; r.chunk *= 2) {
+            oh_plan *plan;
+            if (oh_plan_describe(&r, &plan, NULL) != OH_OK) continue;
+            const oh_plan_summary *const s = oh_plan_get_summary(plan);
+            json_t *const entry =
+                json_pack("{s:s, s:s, s:I, s:I, s:I}", "policy", policy_name(s->policy), "tile", tile_name(s->tile),
+                          "chunk", (json_int_t)s->chunk, "workspace_bytes", (json_int_t)s->workspace_bytes,
+                          "weight_bytes", (json_int_t)s->weight_bytes);
+            oh_plan_destroy(plan);
+            if (json_array_append_new(array, entry) == 0) continue;
+            json_decref(array);
+            return NULL;
+        }
+    }
+    return array;
 }
 
 json_t *bench_report_json(const bench_report *report) {
@@ -141,5 +168,6 @@ json_t *bench_report_json(const bench_report *report) {
         json_decref(array);
         return NULL;
     }
-    return json_pack("{s:o, s:o}", "context", context_json(report), "benchmarks", array);
+    return json_pack("{s:o, s:o, s:o}", "context", context_json(report), "benchmarks", array, "memory",
+                     memory_json(report));
 }

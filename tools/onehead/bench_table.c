@@ -64,6 +64,17 @@ static void print_request(const bench_report *report) {
     printf("; seed %" PRId64 "\n", report->setup->options->seed);
 }
 
+static void print_errors(const bench_output *out) {
+    bool titled = false;
+    for (int64_t i = 0; i < out->count; i++) {
+        const bench_result *const r = &out->results[i];
+        if (r->error[0] != '\0' || isnan(r->grad_error)) continue;
+        if (!titled) printf("\nGradient against the one with f32 tiles, relative, 2-norms:\n");
+        titled = true;
+        printf("%-10s %-5s %10.2e\n", policy_name(r->policy), tile_name(r->tile), r->grad_error);
+    }
+}
+
 /* What varies in a series, in front of each line. */
 static format_text series_value(const bench_result *r) {
     const int64_t value = strcmp(r->series, "rows") == 0    ? r->rows
@@ -174,6 +185,7 @@ void bench_report_print(const bench_report *report) {
     print_request(report);
     print_results(report);
     print_noise(report);
+    print_errors(out);
     if (out->count == 0 || out->results[0].series[0] != '\0') return;
     printf("\n");
     print_comparison(out);

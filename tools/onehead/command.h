@@ -18,7 +18,7 @@ enum exit_code {
 /* Runs with argv[0] the subcommand's name and returns the exit code. main flushes stdout afterwards. */
 typedef int command_function(int argc, char **argv);
 
-command_function cmd_backends, cmd_bench, cmd_check, cmd_conform, cmd_plan, cmd_run;
+command_function cmd_backends, cmd_bench, cmd_check, cmd_conform, cmd_plan, cmd_report, cmd_run;
 
 /* The exit code that a status stands for. */
 int command_exit_code(oh_status status);

@@ -21,6 +21,7 @@ static const command commands[] = {
     {"plan", "what a step of a given shape would run, without a device", cmd_plan},
     {"check", "policies and backends against each other and against golden values", cmd_check},
     {"bench", "how long a step takes here, and how far that is from its matrix products", cmd_bench},
+    {"report", "measurements of `bench` as one HTML file", cmd_report},
     {"backends", "backends that can be found, and their devices", cmd_backends},
     {"conform", "whether a backend keeps the contract, entry by entry", cmd_conform},
 };

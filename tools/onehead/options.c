@@ -201,9 +201,11 @@ static const option_row table[] = {
      "Write a Chrome trace (for ui.perfetto.dev) of the step's operations, of `bench` the last measured one.",
      KIND_TEXT, FIELD(trace_file)},
     {"out", "FILE", OPTIONS_BENCH, GROUP_OUTPUT, "Write the JSON to this file as well.", KIND_TEXT, FIELD(out_file)},
+    {"out", "FILE", OPTIONS_REPORT, GROUP_OUTPUT, "Where to. Default: onehead-report.html.", KIND_TEXT,
+     FIELD(out_file)},
     {"dot", "FILE", OPTIONS_PLAN, GROUP_OUTPUT, "Write the merged graph for Graphviz.", KIND_TEXT, FIELD(dot_file)},
     {"json", NULL, EVERY, GROUP_OUTPUT, "JSON on standard output instead of tables.", KIND_FLAG, FIELD(json)},
-    {"help", NULL, EVERY, GROUP_OUTPUT, "This text.", KIND_FLAG, FIELD(help)},
+    {"help", NULL, EVERY | OPTIONS_REPORT, GROUP_OUTPUT, "This text.", KIND_FLAG, FIELD(help)},
 };
 
 enum { TABLE_COUNT = sizeof table / sizeof table[0], FIRST_VALUE = 256 };
@@ -374,7 +376,12 @@ oh_status options_read(options *o, const options_command *command, int argc, cha
         const oh_status status = set_value(o, &table[found - FIRST_VALUE], optarg, error);
         if (status != OH_OK) return status;
     }
-    if (optind < argc && command->input != NULL) o->input = argv[optind++];
+    if (optind < argc && command->input != NULL) {
+        o->inputs = argv + optind;
+        o->input_count = command->many_inputs ? argc - optind : 1;
+        o->input = argv[optind];
+        optind += o->input_count;
+    }
     if (optind < argc) {
         return error_line(error, OH_INVALID_ARGUMENT, argv[optind], "one argument too many, expected %s%s",
                           command->input != NULL ? "at most one " : "options only",

@@ -14,7 +14,9 @@ typedef enum metrics_level {
 
 typedef struct options {
     /* Input. */
-    const char *input; /* BATCH, or the backend that `backends` or `conform` is asked for; NULL: none given */
+    const char *input;   /* BATCH, or the backend that `backends` or `conform` is asked for; NULL: none given */
+    char *const *inputs; /* all of them, where the command takes many; `input` is the first */
+    int input_count;
     const char *lm_head;
     int64_t shape_rows, shape_target_rows, shape_hidden, shape_vocab; /* of `plan`; 0: not given, -1 for target rows */
     int32_t shape_dtype;
@@ -57,7 +59,8 @@ enum {
     OPTIONS_CHECK = 4,
     OPTIONS_BACKENDS = 8,
     OPTIONS_CONFORM = 16,
-    OPTIONS_BENCH = 32
+    OPTIONS_BENCH = 32,
+    OPTIONS_REPORT = 64
 };
 
 /* What a subcommand takes and says of itself. */
@@ -67,6 +70,7 @@ typedef struct options_command {
     const char *synopsis; /* after "onehead NAME" */
     const char *about;    /* paragraphs between synopsis and options */
     const char *input;    /* what a positional argument is; NULL: none is taken */
+    bool many_inputs;     /* any number of them */
 } options_command;
 
 /* Sets the defaults. */

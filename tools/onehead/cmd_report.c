@@ -1,0 +1,100 @@
+/* cmd_report.c - `onehead report`: measurements as one HTML file. The drawing is report.py's, beside the command's
+ * other data; this finds and starts it. */
+#include "command.h"
+#include "error_line.h"
+#include "options.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PYTHON "/usr/bin/python3"
+
+static const options_command report_command = {
+    .bit = OPTIONS_REPORT,
+    .name = "report",
+    .synopsis = "BENCH.json... [--out FILE]",
+    .about = "Measurements of 'onehead bench --out FILE' as one HTML file that a browser shows\n"
+             "without a network: time of a step by policy with its matrix products as the\n"
+             "floor, time by operation, memory by chunk size, accuracy by tile format. Several\n"
+             "files are set side by side: before and after, one machine and another.\n\n"
+             "Needs " PYTHON " with matplotlib (Debian: python3-matplotlib).",
+    .input = "BENCH.json",
+    .many_inputs = true,
+};
+
+/* The script's path, from the folder that holds the command: the same in the build tree and installed. */
+static oh_status find_script(char *path, size_t size, oh_error *error) {
+    char command[PATH_MAX];
+    const ssize_t length = readlink("/proc/self/exe", command, sizeof command - 1);
+    if (length < 0) return error_line(error, OH_IO, "/proc/self/exe", "can't read: %s", strerror(errno));
+    command[length] = '\0';
+    char *const slash = strrchr(command, '/');
+    if (slash == NULL) return error_line(error, OH_IO, command, "expected an absolute path");
+    slash[1] = '\0';
+    const size_t needed = strlen(command) + sizeof ONEHEAD_BIN_TO_DATA "/report.py";
+    if (needed > size) return error_line(error, OH_IO, command, "too long a path");
+    strcpy(path, command);
+    strcat(path, ONEHEAD_BIN_TO_DATA "/report.py");
+    if (access(path, R_OK) == 0) return OH_OK;
+    return error_line(error, OH_IO, path, "can't read: %s", strerror(errno));
+}
+
+/* Waits for the child: its exit code, which is one of ours. */
+static int outcome(pid_t child, oh_error *error) {
+    int state;
+    while (waitpid(child, &state, 0) < 0) {
+        if (errno == EINTR) continue;
+        error_line(error, OH_IO, PYTHON, "can't wait for it: %s", strerror(errno));
+        return command_fail(report_command.name, error);
+    }
+    if (WIFEXITED(state)) return WEXITSTATUS(state);
+    error_line(error, OH_IO, PYTHON, "ended by signal %d", WTERMSIG(state));
+    return command_fail(report_command.name, error);
+}
+
+static int draw(const char *script, const options *o, oh_error *error) {
+    const char *const out = o->out_file != NULL ? o->out_file : "onehead-report.html";
+    const char **const arguments = calloc((size_t)o->input_count + 7, sizeof *arguments);
+    if (arguments == NULL) {
+        error_line(error, OH_OUT_OF_MEMORY, "arguments", "out of memory");
+        return command_fail(report_command.name, error);
+    }
+    int count = 0;
+    arguments[count++] = PYTHON;
+    arguments[count++] = "-I"; /* neither the working directory nor the user's PYTHON variables decide what runs */
+    arguments[count++] = "-B";
+    arguments[count++] = script;
+    arguments[count++] = out;
+    for (int i = 0; i < o->input_count; i++)
+        arguments[count++] = o->inputs[i];
+    const pid_t child = fork();
+    if (child == 0) {
+        execv(PYTHON, (char *const *)(uintptr_t)arguments);
+        const char *const reason = strerror(errno);
+        error_line(error, OH_IO, PYTHON, "can't start: %s, expected Debian's python3 with python3-matplotlib", reason);
+        _exit(command_fail(report_command.name, error));
+    }
+    free(arguments);
+    if (child > 0) return outcome(child, error);
+    error_line(error, OH_IO, PYTHON, "can't start: %s", strerror(errno));
+    return command_fail(report_command.name, error);
+}
+
+int cmd_report(int argc, char **argv) {
+    options o;
+    oh_error error;
+    int code = EXIT_OK;
+    char script[PATH_MAX];
+    if (!options_begin(&o, &report_command, argc, argv, &code)) return code;
+    if (o.input_count == 0) {
+        error_line(&error, OH_INVALID_ARGUMENT, "BENCH.json",
+                   "not given, expected files of 'onehead bench --out FILE'");
+        return command_fail(report_command.name, &error);
+    }
+    if (find_script(script, sizeof script, &error) != OH_OK) return command_fail(report_command.name, &error);
+    return draw(script, &o, &error);
+}
