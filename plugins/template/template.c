@@ -17,10 +17,14 @@ struct oh_queue {
     oh_device *device;
 };
 
-static oh_status fail(oh_device *device, oh_status status, const char *message) {
-    device->last.status = status;
-    snprintf(device->last.message, sizeof device->last.message, "%s", message);
+static oh_status say(oh_error *error, oh_status status, const char *message) {
+    error->status = status;
+    snprintf(error->message, sizeof error->message, "template: %s", message);
     return status;
+}
+
+static oh_status fail(oh_device *device, oh_status status, const char *message) {
+    return say(&device->last, status, message);
 }
 
 /* ----------------------------------------------------------------------------------------------------- devices ---- */
@@ -32,14 +36,9 @@ static int32_t device_count(void) {
 static oh_status device_open(const oh_device_options *options, const oh_host *host, oh_device **device,
                              oh_error *error) {
     (void)host;
-    error->status = OH_NO_BACKEND;
-    snprintf(error->message, sizeof error->message, "template: no device %d, the only one is 0", (int)options->index);
-    if (options->index != 0) return error->status;
+    if (options->index != 0) return say(error, OH_NO_BACKEND, "the only device is 0");
     *device = calloc(1, sizeof **device);
-    if (*device) return OH_OK;
-    error->status = OH_OUT_OF_MEMORY;
-    snprintf(error->message, sizeof error->message, "template: no memory for a device");
-    return error->status;
+    return *device ? OH_OK : say(error, OH_OUT_OF_MEMORY, "no memory for a device");
 }
 
 static void device_close(oh_device *device) {
@@ -63,9 +62,9 @@ static void last_error(oh_device *device, oh_error *error) {
 
 /* Every call below has finished when it returns, so a queue has nothing to wait for. */
 static oh_status queue_open(oh_device *device, void *native, oh_queue **queue) {
-    if (native) return fail(device, OH_UNSUPPORTED, "template: there are no streams to run on");
+    if (native) return fail(device, OH_UNSUPPORTED, "there are no streams to run on");
     *queue = calloc(1, sizeof **queue);
-    if (!*queue) return fail(device, OH_OUT_OF_MEMORY, "template: no memory for a queue");
+    if (!*queue) return fail(device, OH_OUT_OF_MEMORY, "no memory for a queue");
     (*queue)->device = device;
     return OH_OK;
 }
@@ -83,9 +82,9 @@ static oh_status alloc_memory(oh_device *device, uint64_t bytes, void **address)
     const uint64_t alignment = 256;
     *address = NULL;
     if (bytes == 0 || bytes > UINT64_MAX - alignment)
-        return fail(device, OH_INVALID_ARGUMENT, "template: a size that can't be allocated");
+        return fail(device, OH_INVALID_ARGUMENT, "a size that can't be allocated");
     *address = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-    return *address ? OH_OK : fail(device, OH_OUT_OF_MEMORY, "template: out of memory");
+    return *address ? OH_OK : fail(device, OH_OUT_OF_MEMORY, "out of memory");
 }
 
 static void free_memory(oh_device *device, void *address) {
@@ -94,13 +93,13 @@ static void free_memory(oh_device *device, void *address) {
 }
 
 static oh_status copy(oh_queue *queue, void *to, const void *from, uint64_t bytes) {
-    if (bytes > 0 && (!to || !from)) return fail(queue->device, OH_INVALID_ARGUMENT, "template: copy of NULL");
+    if (bytes > 0 && (!to || !from)) return fail(queue->device, OH_INVALID_ARGUMENT, "copy of NULL");
     if (bytes > 0) memcpy(to, from, bytes);
     return OH_OK;
 }
 
 static oh_status fill(oh_queue *queue, void *to, int32_t byte, uint64_t bytes) {
-    if (bytes > 0 && !to) return fail(queue->device, OH_INVALID_ARGUMENT, "template: fill of NULL");
+    if (bytes > 0 && !to) return fail(queue->device, OH_INVALID_ARGUMENT, "fill of NULL");
     if (bytes > 0) memset(to, byte, bytes);
     return OH_OK;
 }
@@ -123,7 +122,7 @@ static int is_possible(const oh_gemm *g) {
 }
 
 static oh_status gemm(oh_queue *queue, const oh_gemm *g) {
-    if (!is_possible(g)) return fail(queue->device, OH_INVALID_ARGUMENT, "template: gemm with impossible arguments");
+    if (!is_possible(g)) return fail(queue->device, OH_INVALID_ARGUMENT, "gemm with impossible arguments");
     for (int64_t i = 0; i < g->m; ++i)
         for (int64_t j = 0; j < g->n; ++j) {
             float *c = (float *)g->c + i * g->ldc + j;
