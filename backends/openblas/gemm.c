@@ -60,8 +60,8 @@ static grid choose_grid(const oh_gemm *g, int64_t threads) {
             grid chosen = best;
             double cost = 0;
             for (int64_t rows = 1; rows <= round * threads && rows <= units_m; ++rows) {
-                const grid tried = {rows, round * threads / rows};
-                if (tried.columns > units_n) continue;
+                const int64_t columns = round * threads / rows;
+                const grid tried = {rows, columns < units_n ? columns : units_n};
                 const double c = grid_cost(g->m, g->n, tried, threads);
                 if (c <= bound && (cost == 0 || c < cost)) chosen = tried, cost = c;
             }
