@@ -157,7 +157,7 @@ def make_batch(
                 )
         columns = (weight if target_weight is None else target_weight).shape[1]
         target = _rows("target_hidden", _constant(target_hidden), columns)
-        if target_row is None and target.shape[0] != rows:
+        if target_row is None and rows > 0 and target.shape[0] != rows:
             raise InvalidArgument(
                 f"target_row: missing with {rows} draft and {target.shape[0]} target rows; "
                 "expected as many of each, or the map"

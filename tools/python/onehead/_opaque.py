@@ -16,11 +16,6 @@ from ._step import inverse, run_step, sum_count
 AVAILABLE = hasattr(torch.library, "custom_op")
 
 
-def compiling() -> bool:
-    """Whether torch.compile is tracing the call."""
-    return AVAILABLE and torch.compiler.is_compiling()
-
-
 def _norm_tensor(norm: Union[Tensor, float, None], device: torch.device) -> Optional[Tensor]:
     if norm is None:
         return None
@@ -99,5 +94,3 @@ if AVAILABLE:
 
     _draft_loss.register_autograd(_backward, setup_context=_setup)
 
-
-__all__ = ["AVAILABLE", "compiling", "opaque_draft_loss"]

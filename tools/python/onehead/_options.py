@@ -56,7 +56,7 @@ class Options:
 
     def encode(self) -> str:
         """A text that `decode` reads: what an opaque operation can carry."""
-        return repr(dataclasses.astuple(self))
+        return repr(tuple([getattr(self, name) for name in _FIELDS]))  # in words that torch.compile can follow
 
     @staticmethod
     @functools.lru_cache(maxsize=256)
@@ -74,6 +74,9 @@ class Options:
         if self.rows:
             produce |= S.PRODUCE_ROWS | ((S.PRODUCE_TOP_K | S.PRODUCE_TOP_K_ROWS) if self.topk else 0)
         return produce
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Options))
 
 
 def _choice(name: str, value: Any, choices: Sequence[str]) -> str:
@@ -119,9 +122,16 @@ def _norm_kind(norm: Any) -> str:
     return "none"
 
 
+def compiling() -> bool:
+    """Whether torch.compile is tracing the call, on versions that can put an opaque operation into its graph."""
+    return hasattr(torch.library, "custom_op") and torch.compiler.is_compiling()
+
+
 def options_of(*, terms: Terms, norm: Any, **rest: Any) -> Options:
     """make_options, remembered: a training loop asks for the same options every step."""
     terms, norm = _terms_text(terms), _norm_kind(norm)
+    if compiling():
+        return make_options(terms=terms, norm=norm, **rest)
     try:
         return _remembered(terms=terms, norm=norm, **rest)
     except TypeError:  # a list isn't hashable

@@ -117,7 +117,7 @@ def _inputs(batch: Batch, host: Batch) -> S.Inputs:
     inputs.draft_hidden, inputs.draft_ld = batch.draft.data_ptr(), batch.draft.stride(0)
     inputs.lm_head, inputs.lm_head_ld = batch.weight.data_ptr(), batch.weight.stride(0)
     if batch.target is not None:
-        inputs.target_rows = batch.target.shape[0]
+        inputs.target_rows = batch.target.shape[0] if inputs.rows else 0
         inputs.target_hidden, inputs.target_ld = batch.target.data_ptr(), batch.target.stride(0)
     if batch.target_weight is not None:
         inputs.target_lm_head = batch.target_weight.data_ptr()

@@ -12,8 +12,8 @@ from . import _structs as S
 from ._autograd import DraftLoss
 from ._batch import Batch, make_batch
 from ._library import InvalidArgument
-from ._opaque import compiling, opaque_draft_loss
-from ._options import Decay, Memory, Options, Terms, make_options, options_of
+from ._opaque import opaque_draft_loss
+from ._options import Decay, Memory, Options, Terms, compiling, make_options, options_of
 from ._step import run_step
 from .metrics import Metrics, Spec
 

@@ -1,0 +1,88 @@
+"""Puts the library and its backends into the wheel.
+
+They come from the first of these that has them: the folder in ONEHEAD_BUILD_DIR (a CMake build tree), a build tree of this
+repository (build/cuda, build/cpu), an installation that pkg-config knows. Where none has them the wheel carries none, and the
+package looks for an installed libonehead when it is imported.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+SONAME = "libonehead.so.0"
+
+
+def version():
+    return re.search(r"project\(onehead VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
+
+
+def pkg_config(variable):
+    try:
+        done = subprocess.run(
+            ["pkg-config", f"--variable={variable}", "onehead"], stdout=subprocess.PIPE, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return pathlib.Path(done.stdout.strip()) if done.stdout.strip() else None
+
+
+def places():
+    """(library, folder of backends), in order of preference."""
+    builds = [pathlib.Path(os.environ["ONEHEAD_BUILD_DIR"])] if "ONEHEAD_BUILD_DIR" in os.environ else []
+    builds += [ROOT / "build" / "cuda", ROOT / "build" / "cpu"]
+    for build in builds:
+        for library in sorted(build.glob(f"lib*/{SONAME}")) + sorted(build.glob(f"lib/*/{SONAME}")):
+            yield library, build / "backends"
+    libdir = pkg_config("libdir")
+    if libdir is not None:
+        yield libdir / SONAME, libdir / "onehead" / "backends"
+
+
+class BuildWithLibrary(build_py):
+    def run(self):
+        super().run()
+        found = next(((lib, backends) for lib, backends in places() if lib.exists()), None)
+        if found is None:
+            self.announce("onehead: no built or installed library: the wheel carries none", level=3)
+            return
+        library, backends = found
+        to = pathlib.Path(self.build_lib) / "onehead" / "_lib"
+        (to / "backends").mkdir(parents=True, exist_ok=True)
+        self._copy(library, to / SONAME)
+        for plugin in sorted(backends.glob("onehead-*.so")):
+            self._copy(plugin, to / "backends" / plugin.name)
+        self.announce(f"onehead: the wheel carries {library} and backends from {backends}", level=3)
+
+    @staticmethod
+    def _copy(source, to):
+        shutil.copyfile(source, to)
+        to.chmod(0o755)  # the loader refuses plugins that others could write
+
+
+class BinaryDistribution(Distribution):
+    """Platform-specific, for any Python 3: nothing is compiled against Python."""
+
+    def has_ext_modules(self):
+        return True
+
+
+commands = {"build_py": BuildWithLibrary}
+try:
+    from wheel.bdist_wheel import bdist_wheel
+
+    class AnyPython(bdist_wheel):
+        def get_tag(self):
+            return ("py3", "none", super().get_tag()[2])
+
+    commands["bdist_wheel"] = AnyPython
+except ImportError:
+    pass
+
+setup(version=version(), cmdclass=commands, distclass=BinaryDistribution)

@@ -1,0 +1,49 @@
+"""What pip makes of the package, and the command-line check."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from conftest import PACKAGE
+
+from onehead._library import library
+
+VENV = "import venv, sys; venv.create(sys.argv[1], with_pip=True, system_site_packages=True)"
+LIBRARY = pathlib.Path(library().path)
+
+
+def run(*command, **environment):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ONEHEAD_", "PYTHONPATH"))}
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**kept, **environment}, cwd="/"
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_the_self_check(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "onehead"], stdout=subprocess.PIPE, text=True, cwd=PACKAGE)
+    assert done.returncode == 0 and "check     ok" in done.stdout
+    failed = subprocess.run([sys.executable, "-m", "onehead", "--bound", "0"], stdout=subprocess.PIPE, text=True, cwd=PACKAGE)
+    assert failed.returncode == 1 and "FAILED" in failed.stdout
+
+
+@pytest.mark.skipif(not LIBRARY.is_absolute() or "lib" not in LIBRARY.parts, reason="needs a build tree's library")
+def test_pip_install_carries_library_and_backend(tmp_path):
+    """Into a venv with system packages, without build isolation (which would download setuptools)."""
+    venv = tmp_path / "venv"
+    run(sys.executable, "-c", VENV, str(venv))
+    source = tmp_path / "tools" / "python"
+    run("cp", "-r", str(PACKAGE), str(tmp_path / "python"))
+    source.parent.mkdir()
+    (tmp_path / "python").rename(source)
+    (tmp_path / "CMakeLists.txt").write_text((PACKAGE.parent.parent / "CMakeLists.txt").read_text())
+    build = next(p for p in LIBRARY.parents if (p / "backends").is_dir())
+    run(
+        str(venv / "bin/pip"), "install", "--no-build-isolation", "--no-deps", "--no-index", str(source),
+        ONEHEAD_BUILD_DIR=str(build),
+    )
+    said = run(str(venv / "bin/python"), "-m", "onehead")
+    assert f"{venv}" in said.splitlines()[0] and "check     ok" in said

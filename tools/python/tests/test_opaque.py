@@ -1,0 +1,50 @@
+"""Inside torch.compile the loss is one opaque operation."""
+
+import pytest
+import torch
+
+import draws
+import onehead
+from onehead import _opaque
+
+pytestmark = pytest.mark.skipif(not _opaque.AVAILABLE, reason="this PyTorch has no torch.library.custom_op")
+
+
+def arguments():
+    batch = dict(draws.batch(seed=0), labels=None)
+    return batch.pop("draft_hidden"), batch
+
+
+@pytest.mark.parametrize("norm", ["weights", 30.0, torch.tensor(30.0)], ids=str)
+def test_a_compiled_step_is_the_eager_step(norm):
+    draft, rest = arguments()
+    layer = torch.nn.Linear(24, 24)
+    rest["lm_head"].requires_grad_()
+
+    def step(x):
+        return onehead.draft_loss(layer(x), **rest, norm=norm)
+
+    found = []
+    for run in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        layer.zero_grad()
+        rest["lm_head"].grad = None
+        loss, metrics = run(draft)
+        (loss * 2).backward()
+        found.append((loss.detach(), layer.weight.grad.clone(), rest["lm_head"].grad.clone(), metrics.ratios()))
+    (loss, grad, head, ratios), (compiled, compiled_grad, compiled_head, compiled_ratios) = found
+    assert torch.equal(loss, compiled) and ratios == compiled_ratios
+    assert torch.allclose(grad, compiled_grad, rtol=1e-6) and torch.allclose(head, compiled_head, rtol=1e-6)
+
+
+def test_the_operation_keeps_its_promises():
+    draft, rest = arguments()
+    _, batch = onehead.functions.prepare(
+        draft, rest["lm_head"], rest["target_hidden"], None, None, rest["loss_mask"], None, None, None, None, None,
+        dict(decay="none", norm="weights", topk=(1,)),
+    )
+    options = onehead.functions.make_options(terms="kl=1", decay="none", norm="weights", topk=(1,), labels="target")
+    batch = batch._replace(draft=draft.requires_grad_())
+    torch.library.opcheck(
+        torch.ops.onehead.draft_loss.default, (*batch, None, options.encode(), [True, False, False]),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
