@@ -106,11 +106,6 @@ static oh_status fill(oh_queue *queue, void *to, int32_t byte, uint64_t bytes) {
 
 /* -------------------------------------------------------------------------------------------------------- gemm ---- */
 
-/* Element (row, column) of an operand, whichever way it is stored. Callers' tensors are aligned to their element. */
-static double at(const void *matrix, int64_t ld, int64_t row, int64_t column) {
-    return ((const float *)matrix)[row * ld + column];
-}
-
 static int is_possible(const oh_gemm *g) {
     if (g->op < OH_GEMM_NT || g->op > OH_GEMM_TN || g->m < 0 || g->n < 0 || g->k < 0) return 0;
     if (g->a_dtype != OH_F32 || g->b_dtype != OH_F32 || g->c_dtype != OH_F32) return 0;
@@ -123,15 +118,16 @@ static int is_possible(const oh_gemm *g) {
 
 static oh_status gemm(oh_queue *queue, const oh_gemm *g) {
     if (!is_possible(g)) return fail(queue->device, OH_INVALID_ARGUMENT, "gemm with impossible arguments");
+    /* How far apart the rows of C find their operands, and the terms of a sum theirs. */
+    const int64_t a_row = g->op == OH_GEMM_TN ? 1 : g->lda, a_term = g->op == OH_GEMM_TN ? g->lda : 1;
+    const int64_t b_column = g->op == OH_GEMM_NT ? g->ldb : 1, b_term = g->op == OH_GEMM_NT ? 1 : g->ldb;
     for (int64_t i = 0; i < g->m; ++i)
         for (int64_t j = 0; j < g->n; ++j) {
+            const float *a = (const float *)g->a + i * a_row, *b = (const float *)g->b + j * b_column;
             float *c = (float *)g->c + i * g->ldc + j;
             double sum = g->accumulate ? (double)*c : 0; /* C may hold NaN where nothing is added to it */
-            for (int64_t l = 0; l < g->k; ++l) {
-                const double a = g->op == OH_GEMM_TN ? at(g->a, g->lda, l, i) : at(g->a, g->lda, i, l);
-                const double b = g->op == OH_GEMM_NT ? at(g->b, g->ldb, j, l) : at(g->b, g->ldb, l, j);
-                sum += a * b;
-            }
+            for (int64_t l = 0; l < g->k; ++l)
+                sum += (double)a[l * a_term] * (double)b[l * b_term];
             *c = (float)sum;
         }
     return OH_OK;
