@@ -1,0 +1,460 @@
+/* tile_stats.cu - the first read of a tile: maxima, sums of exponentials and their dot products, argmaxes, the label's
+ * logit, flags and top-K, in one pass at the speed of memory.
+ *
+ * A thread keeps its sums in f32, in units of log 2 (tiles.cuh has why), relative to an offset that follows its running
+ * maximum only when that has moved by more than SLACK, so that the loop seldom rescales and no exponential exceeds
+ * e^SLACK. A larger slack would cost digits: where most of a sum of e^x x lies far above the offset, it cancels when it
+ * is moved to the maximum. The first offset is the warp's largest logit in its first vectors. A vector's terms are added
+ * up before they are added to the sum. Threads are merged in f64, in a fixed order, relative to the row's maxima; the
+ * panel is merged into the row's statistics by oh_row_stats_merge, which has the definitions.
+ *
+ * A vector that holds NaN or an infinity shows in its own sums, which are then not finite (0 times -inf is NaN): it is
+ * added element by element instead, as are the edges of a row. */
+#include <onehead/rowmath.h>
+
+#include "device.h"
+#include "tiles.cuh"
+#include "top_k.cuh"
+
+#define SLACK 4.0f
+
+/* Sums relative to z_base and to t_offset / C. An entropy near 0 is a sum of terms far smaller than the rounding of
+ * z_base C, so a z is compared with z_base itself, at the price of one more instruction than exponent(). */
+struct thread_stats {
+    float z_max, t_max;
+    float z_base, t_offset;
+    float z_limit, t_limit; /* a maximum above these moves the offset; -inf: none yet */
+    float z_sum, t_sum, z_dot, kl_dot, rkl_dot, z_total;
+    int z_vector, t_vector; /* lowest vector with the maximum; -1: none */
+    unsigned flags;
+};
+
+enum { SUM_Z, SUM_T, SUM_Z_DOT, SUM_KL, SUM_RKL, SUM_TOTAL, SUM_COUNT };
+
+/* As oh_row_stats_shift moves a row's. */
+static __device__ __forceinline__ float z_exponent(const thread_stats *s, float z) {
+    return (z - s->z_base) * LOG2_E;
+}
+
+static __device__ __forceinline__ void move_z_base(thread_stats *s, float max) {
+    if (s->z_limit > -INFINITY) {
+        const float d = -z_exponent(s, max), e = exp2f(d);
+        s->z_dot = e * (s->z_dot + d * s->z_sum);
+        s->rkl_dot = e * (s->rkl_dot + d * s->z_sum);
+        s->kl_dot -= d * s->t_sum;
+        s->z_sum *= e;
+    }
+    s->z_base = max;
+    s->z_limit = max + SLACK;
+}
+
+static __device__ __forceinline__ void move_t_offset(thread_stats *s, float max) {
+    const float offset = exponent_offset(max);
+    if (s->t_limit > -INFINITY) {
+        const float d = s->t_offset - offset, e = exp2f(d);
+        s->kl_dot = e * (s->kl_dot + d * s->t_sum);
+        s->rkl_dot -= d * s->z_sum;
+        s->t_sum *= e;
+    }
+    s->t_offset = offset;
+    s->t_limit = max + SLACK;
+}
+
+/* -------------------------------------------------------------------------------------------- single elements ---- */
+
+template <class ROW> static __device__ __forceinline__ unsigned element_flags(float z, float t) {
+    unsigned flags = 0;
+    if (ROW::HAS_Z && z == -INFINITY) flags |= OH_ROW_Z_NEG_INF;
+    if (ROW::HAS_Z && !(z < INFINITY)) flags |= OH_ROW_Z_BAD;
+    if (ROW::HAS_T && !(t < INFINITY)) flags |= OH_ROW_T_BAD;
+    if (!ROW::HAS_Z || !ROW::HAS_T) return flags;
+    if (z == -INFINITY && isfinite(t)) flags |= OH_ROW_P0_Q;
+    if (t == -INFINITY && isfinite(z)) flags |= OH_ROW_Q0_P;
+    return flags;
+}
+
+template <class ROW> static __device__ void add_element(thread_stats *s, float z, float t, int vector) {
+    s->flags |= element_flags<ROW>(z, t);
+    z = ROW::HAS_Z ? set_aside_bad(z) : -INFINITY;
+    t = ROW::HAS_T ? set_aside_bad(t) : -INFINITY;
+    if (ROW::HAS_Z && (s->z_vector < 0 || z > s->z_max || (z == s->z_max && vector < s->z_vector))) {
+        s->z_max = z;
+        s->z_vector = vector;
+    }
+    if (ROW::HAS_T && (s->t_vector < 0 || t > s->t_max || (t == s->t_max && vector < s->t_vector))) {
+        s->t_max = t;
+        s->t_vector = vector;
+    }
+    /* Offsets move, here with every new maximum, before anything of this element is added. */
+    if (z > -INFINITY && (s->z_limit == -INFINITY || z > s->z_base)) move_z_base(s, z);
+    if (t > -INFINITY && (s->t_limit == -INFINITY || exponent(t, s->t_offset) > 0)) move_t_offset(s, t);
+    const float dz = z_exponent(s, z), dt = exponent(t, s->t_offset);
+    const float ez = z > -INFINITY ? exp2_fast(dz) : 0, et = t > -INFINITY ? exp2_fast(dt) : 0;
+    s->z_sum += ez;
+    s->t_sum += et;
+    if (z > -INFINITY) {
+        s->z_dot += ez > 0 ? ez * dz : 0;
+        s->z_total += z;
+    }
+    if (z > -INFINITY && t > -INFINITY) {
+        s->kl_dot += et > 0 ? et * (dt - dz) : 0;
+        s->rkl_dot += ez > 0 ? ez * (dz - dt) : 0;
+    }
+}
+
+template <class ROW>
+static __device__ void add_elements(thread_stats *s, const ROW &row, const oh_tile_view &view, int vector) {
+    const int from = row.column_of(vector), first = max(from, 0), end = min(from + ROW::VECTOR, row.columns);
+#pragma unroll 1
+    for (int column = first; column < end; ++column)
+        add_element<ROW>(s, ROW::HAS_Z ? row.z(view, column) : 0.0f, ROW::HAS_T ? row.t(view, column) : 0.0f, vector);
+}
+
+/* ----------------------------------------------------------------------------------------------- whole vectors ---- */
+
+template <int FORMAT> static __device__ __forceinline__ float bits_max(uint4 raw) {
+    float pair[2];
+    if constexpr (FORMAT == OH_TILE_BF16) {
+        const __nv_bfloat162 *word = (const __nv_bfloat162 *)&raw;
+        const __nv_bfloat162 max = __hmax2(__hmax2(word[0], word[1]), __hmax2(word[2], word[3]));
+        unpack_bf16(*(const unsigned *)&max, pair);
+    } else {
+        const __half2 *word = (const __half2 *)&raw;
+        const __half2 max = __hmax2(__hmax2(word[0], word[1]), __hmax2(word[2], word[3]));
+        unpack_f16(*(const unsigned *)&max, pair);
+    }
+    return fmaxf(pair[0], pair[1]);
+}
+
+template <int COUNT> static __device__ __forceinline__ float vector_max(const float *x) {
+    float max = x[0];
+#pragma unroll
+    for (int e = 1; e < COUNT; ++e)
+        max = fmaxf(max, x[e]);
+    return max;
+}
+
+template <int COUNT> static __device__ __forceinline__ float vector_sum(const float *x) {
+    if constexpr (COUNT == 4) return (x[0] + x[1]) + (x[2] + x[3]);
+    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
+/* Sums of one vector. */
+struct vector_sums {
+    float z, t, z_dot, t_dot, kl, rkl, total;
+};
+
+template <class ROW, uint32_t WANT>
+static __device__ __forceinline__ vector_sums sum_vector(const thread_stats *s, const float *z, const float *t) {
+    constexpr int N = ROW::VECTOR;
+    vector_sums v = {0, 0, 0, 0, 0, 0, 0};
+    float dz[N], dt[N], ez[N], et[N];
+    if constexpr (ROW::HAS_Z) {
+#pragma unroll
+        for (int e = 0; e < N; ++e) {
+            dz[e] = z_exponent(s, z[e]);
+            ez[e] = exp2_fast(dz[e]);
+            v.z_dot = fmaf(ez[e], dz[e], v.z_dot);
+        }
+        v.z = vector_sum<N>(ez);
+        if (WANT & OH_WANT_TOTAL) v.total = vector_sum<N>(z);
+    }
+    if constexpr (ROW::HAS_T) {
+#pragma unroll
+        for (int e = 0; e < N; ++e) {
+            dt[e] = exponent(t[e], s->t_offset);
+            et[e] = exp2_fast(dt[e]);
+        }
+        v.t = vector_sum<N>(et);
+    }
+    if constexpr (ROW::HAS_Z && ROW::HAS_T && (WANT & (OH_WANT_KL | OH_WANT_RKL)) != 0) {
+#pragma unroll
+        for (int e = 0; e < N; ++e) {
+            const float distance = dt[e] - dz[e];
+            v.kl = fmaf(et[e], distance, v.kl);
+            if (WANT & OH_WANT_RKL) v.rkl = fmaf(ez[e], -distance, v.rkl);
+        }
+    } else if constexpr (ROW::HAS_T) {
+#pragma unroll
+        for (int e = 0; e < N; ++e)
+            v.t_dot = fmaf(et[e], dt[e], v.t_dot);
+    }
+    return v;
+}
+
+/* Largest logits of a vector. NaN is left out; a tile that isn't there has -inf. */
+template <int FORMAT, class ROW, bool TRANSFORM>
+static __device__ __forceinline__ void vector_maxima(uint4 z_bits, uint4 t_bits, const float *z, const float *t,
+                                                     float *z_max, float *t_max) {
+    constexpr int N = ROW::VECTOR;
+    *z_max = *t_max = -INFINITY;
+    if constexpr (FORMAT == OH_TILE_F32 || TRANSFORM) {
+        if (ROW::HAS_Z) *z_max = vector_max<N>(z);
+        if (ROW::HAS_T) *t_max = vector_max<N>(t);
+    } else {
+        if (ROW::HAS_T) *t_max = bits_max<FORMAT>(t_bits);
+        if (ROW::HAS_Z) *z_max = FORMAT == OH_TILE_DIFF ? vector_max<N>(z) : bits_max<FORMAT>(z_bits);
+    }
+}
+
+template <int FORMAT, class ROW, bool TRANSFORM, uint32_t WANT>
+static __device__ __forceinline__ void add_vector(thread_stats *s, const ROW &row, const oh_tile_view &view, int vector,
+                                                  uint4 z_bits, uint4 t_bits) {
+    float z[ROW::VECTOR], t[ROW::VECTOR], z_max, t_max;
+    row.logits(view, vector, z_bits, t_bits, z, t);
+    vector_maxima<FORMAT, ROW, TRANSFORM>(z_bits, t_bits, z, t, &z_max, &t_max);
+    if (z_max > s->z_limit || t_max > s->t_limit) {
+        if (z_max > s->z_limit && z_max < INFINITY) move_z_base(s, z_max);
+        if (t_max > s->t_limit && t_max < INFINITY) move_t_offset(s, t_max);
+    }
+    const vector_sums v = sum_vector<ROW, WANT>(s, z, t);
+    /* Exponentials of finite elements are at most e^SLACK: only an element that is not finite can make this so. */
+    if (!(fabsf(v.z_dot) + fabsf(v.t_dot) + fabsf(v.kl) < INFINITY)) {
+        add_elements(s, row, view, vector);
+        return;
+    }
+    if (ROW::HAS_Z && z_max > s->z_max) s->z_max = z_max, s->z_vector = vector;
+    if (ROW::HAS_T && t_max > s->t_max) s->t_max = t_max, s->t_vector = vector;
+    s->z_sum += v.z;
+    s->t_sum += v.t;
+    s->z_dot += v.z_dot;
+    if (WANT & OH_WANT_KL) s->kl_dot += v.kl;
+    if (WANT & OH_WANT_RKL) s->rkl_dot += v.rkl;
+    if (WANT & OH_WANT_TOTAL) s->z_total += v.total;
+}
+
+static __device__ __forceinline__ float warp_max(float x) {
+    return from_ordered_bits(__reduce_max_sync(0xffffffffu, ordered_bits(x)));
+}
+
+/* First offsets, from the vectors that a warp starts with; by all of its lanes. */
+template <int FORMAT, class ROW, bool TRANSFORM>
+static __device__ void first_offsets(thread_stats *s, const ROW &row, const oh_tile_view &view, int vector,
+                                     uint4 z_bits, uint4 t_bits) {
+    float z[ROW::VECTOR], t[ROW::VECTOR], z_max = -INFINITY, t_max = -INFINITY;
+    if (vector < row.end_whole) {
+        row.logits(view, vector, z_bits, t_bits, z, t);
+        vector_maxima<FORMAT, ROW, TRANSFORM>(z_bits, t_bits, z, t, &z_max, &t_max);
+    }
+    z_max = warp_max(set_aside_bad(z_max));
+    t_max = warp_max(set_aside_bad(t_max));
+    if (z_max > -INFINITY) move_z_base(s, z_max);
+    if (t_max > -INFINITY) move_t_offset(s, t_max);
+}
+
+/* ------------------------------------------------------------------------------------------------------- a row ---- */
+
+struct stats_shared {
+    unsigned long long z_best[TILE_WARPS], t_best[TILE_WARPS];
+    unsigned flags[TILE_WARPS];
+    double sums[SUM_COUNT][TILE_WARPS];
+};
+
+/* dot + d sum, where a dot that cancels to the rounding of its terms is 0: with an offset that is the maximum but for the
+ * rounding of its product with C, a sum of one term is. */
+static __device__ double moved_dot(double dot, double d, double sum) {
+    const double moved = dot + d * sum;
+    return fabs(moved) < 1e-6 * fabs(dot) && fabs(d) < 1e-4 ? 0 : moved;
+}
+
+/* The thread's sums relative to the row's maxima, in natural units. */
+static __device__ void thread_sums(const thread_stats *s, float z_max, float t_max, double *sums) {
+    const double to_natural = 1.0 / (double)LOG2_E;
+    const double dz = s->z_limit > -INFINITY ? ((double)s->z_base - (double)z_max) * (double)LOG2_E : 0;
+    const double dt = s->t_limit > -INFINITY ? exponent_correction(s->t_offset, t_max) : 0;
+    const double ez = (double)exp2f((float)dz), et = (double)exp2f((float)dt);
+    const double z_sum = (double)s->z_sum, t_sum = (double)s->t_sum;
+    sums[SUM_Z] = ez * z_sum;
+    sums[SUM_T] = et * t_sum;
+    sums[SUM_Z_DOT] = to_natural * ez * ((double)s->z_dot + dz * z_sum);
+    sums[SUM_KL] = to_natural * et * moved_dot((double)s->kl_dot, dt - dz, t_sum);
+    sums[SUM_RKL] = to_natural * ez * moved_dot((double)s->rkl_dot, dz - dt, z_sum);
+    sums[SUM_TOTAL] = (double)s->z_total;
+}
+
+/* Lowest column of a vector whose logit is `max`, by one warp: a lane looks at one column. */
+template <class ROW, class READ>
+static __device__ int column_with(const ROW &row, int vector, float max, const READ &read) {
+    const int column = row.column_of(vector) + (int)(threadIdx.x % 32);
+    const bool inside = (int)(threadIdx.x % 32) < ROW::VECTOR && column >= 0 && column < row.columns;
+    const unsigned found = __ballot_sync(0xffffffffu, inside && set_aside_bad(read(inside ? column : 0)) == max);
+    return found ? row.column_of(vector) + __ffs((int)found) - 1 : -1;
+}
+
+static __device__ unsigned long long best_of_warps(const unsigned long long *best) {
+    unsigned long long key = best[0];
+    for (int w = 1; w < TILE_WARPS; ++w)
+        key = best[w] > key ? best[w] : key;
+    return key;
+}
+
+/* What a row leaves, by one warp. */
+template <class ROW>
+static __device__ void finish_row(const oh_tile_stats &s, const stats_shared *shared, const ROW &row, int64_t index,
+                                  unsigned long long z_best, unsigned long long t_best) {
+    const oh_tile_view &view = s.tile;
+    const int first = (int)view.first_column, lane = threadIdx.x % 32;
+    oh_row_stats part;
+    double sum = 0;
+    oh_row_stats_empty(&part);
+    for (int w = 0; w < TILE_WARPS && lane < SUM_COUNT; ++w)
+        sum += shared->sums[lane][w];
+    part.flags = __reduce_or_sync(0xffffffffu, lane < TILE_WARPS ? shared->flags[lane] : 0);
+    part.z_max = key_value(z_best);
+    part.t_max = key_value(t_best);
+    part.z_sum = __shfl_sync(0xffffffffu, sum, SUM_Z);
+    part.t_sum = __shfl_sync(0xffffffffu, sum, SUM_T);
+    part.z_dot = __shfl_sync(0xffffffffu, sum, SUM_Z_DOT);
+    part.kl_dot = __shfl_sync(0xffffffffu, sum, SUM_KL);
+    part.rkl_dot = __shfl_sync(0xffffffffu, sum, SUM_RKL);
+    part.z_total = __shfl_sync(0xffffffffu, sum, SUM_TOTAL);
+    if (ROW::HAS_Z && z_best)
+        part.z_argmax = first + column_with(row, key_place(z_best), part.z_max, [&](int c) { return row.z(view, c); });
+    if (ROW::HAS_T && t_best)
+        part.t_argmax = first + column_with(row, key_place(t_best), part.t_max, [&](int c) { return row.t(view, c); });
+    if (lane != 0) return;
+    part.label = s.label ? s.label[index] : part.t_argmax;
+    if (ROW::HAS_Z && part.label >= first && part.label - first < row.columns)
+        part.z_label = set_aside_bad(row.z(view, part.label - first));
+    if (s.restart) {
+        s.stats[index] = part;
+        return;
+    }
+    oh_row_stats stats = s.stats[index];
+    oh_row_stats_merge(&stats, &part, s.label == NULL);
+    s.stats[index] = stats;
+}
+
+template <int FORMAT, int TILES, bool TRANSFORM, uint32_t WANT>
+__global__ void __launch_bounds__(TILE_THREADS, 3) tile_stats_kernel(const oh_tile_stats s) {
+    typedef tile_row<FORMAT, TILES, TRANSFORM> row_type;
+    __shared__ stats_shared shared;
+    __shared__ top_k_shared top_k;
+    const int64_t index = blockIdx.x;
+    const row_type row(s.tile, index);
+    const uint4 none = make_uint4(0, 0, 0, 0);
+    thread_stats own;
+    own.z_max = own.t_max = own.z_limit = own.t_limit = -INFINITY;
+    own.z_base = own.t_offset = 0;
+    own.z_sum = own.t_sum = own.z_dot = own.kl_dot = own.rkl_dot = own.z_total = 0;
+    own.z_vector = own.t_vector = -1;
+    own.flags = 0;
+
+    /* Two vectors of each tile are under way while a third is added. */
+    const int begin = row.first_whole + (int)threadIdx.x;
+    uint4 z[2], t[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int vector = begin + i * TILE_THREADS;
+        z[i] = row_type::HAS_Z && vector < row.end_whole ? row.load_z(vector) : none;
+        t[i] = row_type::READS_T && vector < row.end_whole ? row.load_t(vector) : none;
+    }
+    first_offsets<FORMAT, row_type, TRANSFORM>(&own, row, s.tile, begin, z[0], t[0]);
+    for (int stretch = begin; stretch < row.end_whole; stretch += 2 * TILE_THREADS) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int vector = stretch + i * TILE_THREADS, later = vector + 2 * TILE_THREADS;
+            const uint4 z_bits = z[i], t_bits = t[i];
+            if (later < row.end_whole) {
+                if (row_type::HAS_Z) z[i] = row.load_z(later);
+                if (row_type::READS_T) t[i] = row.load_t(later);
+            }
+            if (vector < row.end_whole)
+                add_vector<FORMAT, row_type, TRANSFORM, WANT>(&own, row, s.tile, vector, z_bits, t_bits);
+        }
+    }
+    const unsigned own_max = own.z_vector < 0 ? 0 : ordered_bits(own.z_max);
+    for (int edge = threadIdx.x; edge < row.edges(); edge += TILE_THREADS)
+        add_elements(&own, row, s.tile, row.edge_vector(edge));
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const unsigned long long z_key = warp_best(best_key(own.z_max, own.z_vector));
+    const unsigned long long t_key = warp_best(best_key(own.t_max, own.t_vector));
+    const unsigned flags = __reduce_or_sync(0xffffffffu, own.flags);
+    if (lane == 0) shared.z_best[warp] = z_key, shared.t_best[warp] = t_key, shared.flags[warp] = flags;
+    __syncthreads();
+    const unsigned long long z_best = best_of_warps(shared.z_best), t_best = best_of_warps(shared.t_best);
+    double sums[SUM_COUNT];
+    thread_sums(&own, key_value(z_best), key_value(t_best), sums);
+#pragma unroll
+    for (int k = 0; k < SUM_COUNT; ++k) {
+        const double sum = warp_sum(sums[k]);
+        if (lane == 0) shared.sums[k][warp] = sum;
+    }
+    __syncthreads();
+    if (warp == 0) finish_row(s, &shared, row, index, z_best, t_best);
+    if constexpr (row_type::HAS_Z)
+        if (s.top_k > 0)
+            top_k_row(&top_k, row, s.tile, own_max, s.topk_id + index * s.top_k, s.topk_logit + index * s.top_k,
+                      s.top_k, s.restart != 0);
+}
+
+/* ----------------------------------------------------------------------------------------------------- dispatch ---- */
+
+typedef void (*stats_kernel)(const oh_tile_stats);
+
+/* A kernel with at least the sums that are asked for. */
+struct stats_variant {
+    int tiles, transform;
+    uint32_t want;
+    stats_kernel kernel;
+};
+
+#define ALL_WANTS (OH_WANT_ENTROPY | OH_WANT_KL | OH_WANT_RKL | OH_WANT_TOTAL)
+#define VARIANT(format, tiles, transform, want)                                                                        \
+    { tiles, transform, want, tile_stats_kernel<format, tiles, transform, want> }
+#define VARIANTS(format)                                                                                               \
+    {                                                                                                                  \
+        VARIANT(format, TILES_BOTH, false, OH_WANT_ENTROPY),                                                           \
+            VARIANT(format, TILES_BOTH, false, OH_WANT_ENTROPY | OH_WANT_KL),                                          \
+            VARIANT(format, TILES_BOTH, false, ALL_WANTS), VARIANT(format, TILES_BOTH, true, ALL_WANTS),               \
+            VARIANT(format, TILES_DRAFT, false, OH_WANT_ENTROPY), VARIANT(format, TILES_DRAFT, false, ALL_WANTS),      \
+            VARIANT(format, TILES_DRAFT, true, ALL_WANTS), VARIANT(format, TILES_TARGET, false, 0u),                   \
+            VARIANT(format, TILES_TARGET, true, 0u)                                                                    \
+    }
+
+enum { VARIANT_COUNT = 9 };
+static const stats_variant variants[4][VARIANT_COUNT] = {VARIANTS(OH_TILE_F32), VARIANTS(OH_TILE_BF16),
+                                                         VARIANTS(OH_TILE_F16), VARIANTS(OH_TILE_DIFF)};
+
+static stats_kernel kernel_for(const oh_tile_stats *s) {
+    const int tiles = !s->tile.draft ? TILES_TARGET : !s->tile.target ? TILES_DRAFT : TILES_BOTH;
+    const int transform = tile_view_transforms(&s->tile);
+    for (const stats_variant &v : variants[s->tile.format])
+        if (v.tiles == tiles && v.transform == transform && (s->want & ALL_WANTS & ~v.want) == 0) return v.kernel;
+    return NULL;
+}
+
+static int stats_valid(const oh_tile_stats *s) {
+    const oh_tile_view *tile = &s->tile;
+    if (!tile_view_valid(tile) || s->top_k < 0 || s->top_k > OH_TOP_K_MAX) return 0;
+    if (tile->rows == 0) return 1;
+    if (!s->stats || (s->top_k > 0 && (!s->topk_id || !s->topk_logit))) return 0;
+    if (tile->columns == 0) return 1;
+    if (!tile->draft && (!tile->target || s->top_k > 0)) return 0;
+    if (s->want & (OH_WANT_ENTROPY | OH_WANT_TOTAL) && !tile->draft) return 0;
+    return !(s->want & (OH_WANT_KL | OH_WANT_RKL)) || (tile->draft && tile->target);
+}
+
+oh_status cuda_tile_stats(oh_queue *queue, const oh_tile_stats *stats) {
+    if (queue_ready(queue) != OH_OK) return queue_ready(queue);
+    if (!stats_valid(stats)) return queue_refuse(queue, "tile_stats");
+    if (stats->tile.rows == 0 || (stats->tile.columns == 0 && !stats->restart)) return OH_OK;
+    const device_guard guard(queue->device);
+    oh_tile_stats arguments = *stats;
+    if (stats->tile.columns == 0) arguments.want = 0;
+    const stats_kernel kernel = kernel_for(&arguments);
+    if (!kernel) return queue_refuse(queue, "tile_stats");
+    kernel<<<(unsigned)stats->tile.rows, TILE_THREADS, 0, queue->stream>>>(arguments);
+    return queue_launched(queue, "tile_stats");
+}
+
+cudaError_t tile_stats_load(void) {
+    cudaFuncAttributes attributes;
+    for (const auto &of_format : variants)
+        for (const stats_variant &v : of_format) {
+            const cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)v.kernel);
+            if (error != cudaSuccess) return error;
+        }
+    return cudaSuccess;
+}

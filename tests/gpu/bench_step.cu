@@ -1,0 +1,269 @@
+/* bench_step.cu - whole steps against the products they are made of, and passes against a copy.
+ *
+ *     onehead-gpu-bench [--rows T --hidden H --vocab V --chunk ROWS --rounds N --out FILE --log]
+ *
+ * Steps and their products alone (oh_plan_run_products) take turns within one process, so that all meet the same clocks;
+ * figures are medians over the rounds. bf16 inputs, random normal. JSON on standard output or in FILE. */
+#include "gpu.cuh"
+
+struct bench_options {
+    int64_t rows = 32768, hidden = 5120, vocab = 248320, chunk = 2048, rounds = 5;
+    const char *out = NULL, *backend = "cuda";
+    int log = 0;
+};
+
+/* One plan that is timed: whole steps, and its products alone. */
+struct bench_case {
+    std::string name;
+    oh_plan *plan;
+    oh_inputs in;
+    oh_outputs out;
+    std::vector<double> step_ms, products_ms;
+    bool times_products;
+};
+
+static double time_ms(cudaStream_t stream, cudaEvent_t *events, void (*work)(void *), void *user) {
+    float ms = 0;
+    GPU_CHECK(cudaEventRecord(events[0], stream));
+    work(user);
+    GPU_CHECK(cudaEventRecord(events[1], stream));
+    GPU_CHECK(cudaEventSynchronize(events[1]));
+    GPU_CHECK(cudaEventElapsedTime(&ms, events[0], events[1]));
+    return ms;
+}
+
+static void run_step(void *user) {
+    bench_case *c = (bench_case *)user;
+    OH_CHECK(oh_plan_run(c->plan, &c->in, &c->out, &error));
+}
+
+static void run_products(void *user) {
+    bench_case *c = (bench_case *)user;
+    OH_CHECK(oh_plan_run_products(c->plan, &c->in, &c->out, &error));
+}
+
+/* ------------------------------------------------------------------------------------------------------- passes ---- */
+
+struct pass {
+    std::string name;
+    oh_span_kind kind;
+    double bytes, ms;
+    int64_t calls;
+};
+
+struct span_timer {
+    cudaStream_t stream;
+    std::vector<cudaEvent_t> begins, ends;
+    std::vector<oh_span> spans;
+};
+
+static void on_span(void *user, const oh_span *span, int begin) {
+    span_timer *t = (span_timer *)user;
+    cudaEvent_t event;
+    GPU_CHECK(cudaEventCreate(&event));
+    GPU_CHECK(cudaEventRecord(event, t->stream));
+    if (begin) {
+        t->begins.push_back(event);
+        t->spans.push_back(*span);
+    } else {
+        t->ends.push_back(event);
+    }
+}
+
+/* One traced step: time and bytes of each kind of operation. */
+static std::vector<pass> trace(bench_case *c, cudaStream_t stream) {
+    span_timer timer;
+    timer.stream = stream;
+    oh_plan_trace(c->plan, on_span, &timer);
+    run_step(c);
+    oh_plan_trace(c->plan, NULL, NULL);
+    GPU_CHECK(cudaStreamSynchronize(stream));
+    std::vector<pass> passes;
+    for (size_t i = 0; i < timer.spans.size(); ++i) {
+        float ms = 0;
+        GPU_CHECK(cudaEventElapsedTime(&ms, timer.begins[i], timer.ends[i]));
+        GPU_CHECK(cudaEventDestroy(timer.begins[i]));
+        GPU_CHECK(cudaEventDestroy(timer.ends[i]));
+        const oh_span *s = &timer.spans[i];
+        size_t k = 0;
+        while (k < passes.size() && passes[k].kind != s->kind)
+            ++k;
+        if (k == passes.size()) passes.push_back(pass{oh_span_name(s->kind), (oh_span_kind)s->kind, 0, 0, 0});
+        passes[k].bytes += s->bytes;
+        passes[k].ms += ms;
+        passes[k].calls += 1;
+    }
+    return passes;
+}
+
+/* Bytes a second of a device-to-device copy, read and written, in the same state of heat as a step. */
+static double copy_bandwidth(cudaStream_t stream, cudaEvent_t *events, int64_t bytes) {
+    char *from = gpu_alloc<char>(bytes), *to = gpu_alloc<char>(bytes);
+    std::vector<double> ms;
+    struct copy {
+        char *from, *to;
+        int64_t bytes;
+        cudaStream_t stream;
+    } c = {from, to, bytes, stream};
+    for (int i = 0; i < 12; ++i)
+        ms.push_back(time_ms(
+            stream, events,
+            [](void *user) {
+                copy *of = (copy *)user;
+                GPU_CHECK(cudaMemcpyAsync(of->to, of->from, (size_t)of->bytes, cudaMemcpyDeviceToDevice, of->stream));
+            },
+            &c));
+    GPU_CHECK(cudaFree(from));
+    GPU_CHECK(cudaFree(to));
+    return 2 * (double)bytes / (median(ms) * 1e-3);
+}
+
+/* --------------------------------------------------------------------------------------------------------- main ---- */
+
+static bench_options parse(int argc, char **argv) {
+    bench_options o;
+    for (int i = 1; i < argc; ++i) {
+        const std::string name = argv[i];
+        const char *value = i + 1 < argc ? argv[i + 1] : "";
+        if (name == "--log") {
+            o.log = 1;
+            continue;
+        }
+        int64_t *number = name == "--rows"     ? &o.rows
+                          : name == "--hidden" ? &o.hidden
+                          : name == "--vocab"  ? &o.vocab
+                          : name == "--chunk"  ? &o.chunk
+                          : name == "--rounds" ? &o.rounds
+                                               : NULL;
+        if (number)
+            *number = atoll(value);
+        else if (name == "--out")
+            o.out = value;
+        else if (name == "--backend")
+            o.backend = value;
+        else {
+            fprintf(stderr, "unknown option %s\n", argv[i]);
+            exit(2);
+        }
+        ++i;
+    }
+    return o;
+}
+
+static bench_case open_case(oh_context *context, const char *name, const oh_request *request, const gpu_step *s,
+                            cudaStream_t stream, bool times_products) {
+    bench_case c;
+    c.name = name;
+    c.plan = NULL;
+    OH_CHECK(oh_plan_create(context, request, &c.plan, &error));
+    c.in = gpu_inputs(s, stream);
+    if (request->target_rows == 0) c.in.target_hidden = NULL, c.in.target_rows = 0;
+    c.out = gpu_outputs(s->grad);
+    c.times_products = times_products;
+    return c;
+}
+
+int main(int argc, char **argv) {
+    const bench_options o = parse(argc, argv);
+    gpu_step s = gpu_step_open(o.rows, o.rows, o.hidden, o.vocab, 0.5f);
+    gpu_step shared = s; /* a quarter of the rows, 512 anchors of 16 over half as many target rows */
+    shared.rows = o.rows / 4;
+    shared.target_rows = o.rows / 8;
+    oh_context *context = gpu_context(o.backend, 0, o.log);
+    oh_device_info info;
+    OH_CHECK(oh_context_device_info(context, &info, &error));
+    cudaStream_t stream;
+    cudaEvent_t events[2];
+    GPU_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (cudaEvent_t &e : events)
+        GPU_CHECK(cudaEventCreate(&e));
+
+    std::vector<int32_t> labels((size_t)o.rows), target_row((size_t)shared.rows);
+    for (int64_t r = 0; r < o.rows; ++r)
+        labels[(size_t)r] = (int32_t)((r * 7919) % o.vocab);
+    for (int64_t r = 0; r < shared.rows; ++r)
+        target_row[(size_t)r] = (int32_t)((r / 16 * 8 + r % 16) % shared.target_rows);
+
+    std::vector<bench_case> cases;
+    oh_request r = gpu_request(&s, OH_TILE_BF16, o.chunk);
+    r.objective.first_slot = 0;
+    cases.push_back(open_case(context, "bf16 tile, all rows", &r, &s, stream, true));
+    r.produce |= OH_PRODUCE_OVERLAP;
+    cases.push_back(open_case(context, "bf16 tile, all rows, alpha and tau", &r, &s, stream, false));
+    r = gpu_request(&s, OH_TILE_BF16, o.chunk);
+    cases.push_back(open_case(context, "bf16 tile, anchors compacted", &r, &s, stream, false));
+    r = gpu_request(&s, OH_TILE_F32, o.chunk);
+    r.objective.first_slot = 0;
+    cases.push_back(open_case(context, "f32 tile, all rows", &r, &s, stream, false));
+    r = gpu_request(&s, OH_TILE_F16, o.chunk);
+    r.objective.first_slot = 0;
+    cases.push_back(open_case(context, "f16 tile, all rows", &r, &s, stream, false));
+    r.tile = OH_TILE_DIFF;
+    cases.push_back(open_case(context, "diff tile, all rows", &r, &s, stream, false));
+    r = gpu_request(&s, OH_TILE_BF16, o.chunk);
+    r.objective.first_slot = 0;
+    r.target_rows = 0;
+    r.objective.labels = OH_LABELS_GIVEN;
+    OH_CHECK(oh_objective_set_terms(&r.objective, "ce=1", &error));
+    cases.push_back(open_case(context, "ce, bf16 tile, all rows, no target", &r, &s, stream, true));
+    cases.back().in.label = labels.data();
+    cases.back().in.label_dtype = OH_I32;
+    r = gpu_request(&shared, OH_TILE_BF16, o.chunk);
+    r.objective.first_slot = 0;
+    cases.push_back(
+        open_case(context, "bf16 tile, a quarter of the rows, target rows shared", &r, &shared, stream, true));
+    cases.back().in.target_row = target_row.data();
+    cases.back().in.target_row_dtype = OH_I32;
+
+    for (bench_case &c : cases)
+        run_step(&c); /* loads kernels, converts weights, chooses algorithms */
+    GPU_CHECK(cudaStreamSynchronize(stream));
+    const double copy = copy_bandwidth(stream, events, INT64_C(1) << 30);
+    for (int64_t round = 0; round < o.rounds; ++round)
+        for (bench_case &c : cases) {
+            if (c.times_products) c.products_ms.push_back(time_ms(stream, events, run_products, &c));
+            c.step_ms.push_back(time_ms(stream, events, run_step, &c));
+        }
+    const double reference = median(cases[0].products_ms);
+
+    FILE *out = o.out ? fopen(o.out, "w") : stdout;
+    if (!out) return 5;
+    fprintf(
+        out,
+        "{\n \"context\": {\"device\": \"%s\", \"kernel\": \"%s\", \"rows\": %lld, \"hidden\": %lld, \"vocab\": %lld, "
+        "\"chunk\": %lld, \"rounds\": %lld, \"inputs\": \"bf16, random normal\", \"copy_bytes_per_second\": %.4g},\n "
+        "\"products_ms\": %.3f,\n \"benchmarks\": [",
+        info.name, info.kernel, (long long)o.rows, (long long)o.hidden, (long long)o.vocab, (long long)o.chunk,
+        (long long)o.rounds, copy, reference);
+    for (size_t i = 0; i < cases.size(); ++i) {
+        bench_case &c = cases[i];
+        const double step = median(c.step_ms), own = c.times_products ? median(c.products_ms) : NAN;
+        const oh_plan_summary *summary = oh_plan_get_summary(c.plan);
+        oh_results results;
+        run_step(&c);
+        OH_CHECK(oh_plan_results(c.plan, &results, &error));
+        fprintf(out, "%s\n  {\"name\": \"%s\", \"step_ms\": %.3f, \"min_ms\": %.3f, \"max_ms\": %.3f, ", i ? "," : "",
+                c.name.c_str(), step, *std::min_element(c.step_ms.begin(), c.step_ms.end()),
+                *std::max_element(c.step_ms.begin(), c.step_ms.end()));
+        if (c.times_products)
+            fprintf(out, "\"own_products_ms\": %.3f, \"ratio_to_own_products\": %.4f, ", own, step / own);
+        fprintf(out,
+                "\"ratio_to_bf16_products\": %.4f, \"workspace_bytes\": %lld, \"weight_bytes\": %lld, \"loss\": %.6f,",
+                step / reference, (long long)summary->workspace_bytes, (long long)summary->weight_bytes, results.loss);
+        fprintf(out, "\n   \"operations\": [");
+        const std::vector<pass> passes = trace(&c, stream);
+        for (size_t k = 0; k < passes.size(); ++k)
+            fprintf(
+                out,
+                "%s{\"name\": \"%s\", \"calls\": %lld, \"ms\": %.3f, \"bytes_per_second\": %.4g, \"of_copy\": %.3f}",
+                k ? ",\n     " : "", passes[k].name.c_str(), (long long)passes[k].calls, passes[k].ms,
+                passes[k].bytes / (passes[k].ms * 1e-3), passes[k].bytes / (passes[k].ms * 1e-3) / copy);
+        fprintf(out, "]}");
+    }
+    fprintf(out, "\n ]\n}\n");
+    if (o.out) fclose(out);
+    for (bench_case &c : cases)
+        oh_plan_destroy(c.plan);
+    oh_context_close(context);
+    return 0;
+}
