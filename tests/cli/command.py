@@ -42,7 +42,7 @@ NOT_FIGURES = ("args", "why", "tags")
 def run(*arguments, **more):
     """The finished process; text in and out."""
     more.setdefault("capture_output", True)
-    return subprocess.run([ONEHEAD, *map(str, arguments)], text=True, timeout=120, **more)
+    return subprocess.run([ONEHEAD, *map(str, arguments)], text=True, timeout=600, **more)
 
 
 def run_json(*arguments):
