@@ -57,15 +57,16 @@ static int32_t read_full_target(oh_consumer *c, int32_t op) {
 static int32_t read_tile(oh_consumer *c, int32_t op, int32_t k, int draft, int target) {
     int32_t tiles[2] = {NO_NODE, NO_NODE};
     if (draft) tiles[0] = project(c, 0, PHASE_FIRST_READ);
-    if (target) tiles[1] = project(c, 1, PHASE_FIRST_READ);
+    if (target || (draft && c->spec->diff)) tiles[1] = project(c, 1, PHASE_FIRST_READ);
     return add(c, op, k, stage_of(c->spec, c->index, PHASE_FIRST_READ), tiles, 2);
 }
 
 /* A second read starts from the complete sums of the first. */
 static int32_t read_again(oh_consumer *c, int32_t op, int target, int32_t lse_draft, int32_t lse_target,
                           int32_t label) {
-    const int32_t inputs[5] = {project(c, 0, PHASE_SECOND_READ), target ? project(c, 1, PHASE_SECOND_READ) : NO_NODE,
-                               lse_draft, lse_target, label};
+    const int32_t inputs[5] = {project(c, 0, PHASE_SECOND_READ),
+                               target || c->spec->diff ? project(c, 1, PHASE_SECOND_READ) : NO_NODE, lse_draft,
+                               lse_target, label};
     return add(c, op, 0, stage_of(c->spec, c->index, PHASE_SECOND_READ), inputs, 5);
 }
 
@@ -127,8 +128,9 @@ static int32_t build_loss(oh_graph *graph, const oh_graph_spec *spec) {
     if (!(spec->produce & (OH_PRODUCE_GRAD | OH_PRODUCE_HEAD_GRAD | OH_PRODUCE_BIAS_GRAD))) return label;
 
     const int32_t stage = stage_of(spec, c.index, PHASE_BACKWARD);
-    const int32_t grad_inputs[3] = {project(&c, 0, PHASE_BACKWARD),
-                                    oh_graph_grad_needs_target(o) ? project(&c, 1, PHASE_BACKWARD) : NO_NODE, loss};
+    const int32_t grad_inputs[3] = {
+        project(&c, 0, PHASE_BACKWARD),
+        oh_graph_grad_needs_target(o) || spec->diff ? project(&c, 1, PHASE_BACKWARD) : NO_NODE, loss};
     const int32_t tile_grad = add(&c, OH_OP_TILE_GRAD, 0, stage, grad_inputs, 3);
     if (spec->produce & OH_PRODUCE_GRAD) {
         const int32_t grad = add(&c, OH_OP_GRAD, 0, stage, &tile_grad, 1);

@@ -17,6 +17,7 @@ static void build_graph(oh_plan *plan, int32_t policy, int32_t panels) {
                                 .policy = policy,
                                 .has_target = r->target_rows > 0,
                                 .subset = r->target_vocab != 0,
+                                .diff = plan->formats.tile == OH_TILE_DIFF,
                                 .panels = panels};
     oh_graph_build(&plan->before, &spec);
     oh_graph_merge(&plan->before, &plan->after);
