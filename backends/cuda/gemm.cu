@@ -17,9 +17,9 @@
 #include "device.h"
 #include "gemm_tune.h"
 
-#define MAX_SCRATCH (INT64_C(32) << 20)
-/* Room for a product in two parts over k, which the clock may prefer. */
-#define TUNED_SCRATCH (INT64_C(128) << 20)
+/* Scratch at most: room for a large product in three parts over k, whose results are added in their order. */
+#define SCRATCH (INT64_C(32) << 20)
+#define SCRATCH_OF_LARGE (INT64_C(128) << 20)
 
 enum { TUNED_ANSWERS = 16 };
 
@@ -224,9 +224,9 @@ int64_t cuda_gemm_scratch(oh_device *device, const oh_gemm *product) {
     if (g.lda == 0) g.lda = g.op == OH_GEMM_TN ? g.m : g.k;
     if (g.ldb == 0) g.ldb = g.op == OH_GEMM_NT ? g.k : g.n;
     if (g.ldc == 0) g.ldc = g.n;
-    if (gemm_tune_has_file(&g)) return TUNED_SCRATCH;
+    if (gemm_tune_has_file(&g)) return SCRATCH_OF_LARGE;
     const device_guard guard(device);
-    const gemm_key key = key_of(&g, MAX_SCRATCH);
+    const gemm_key key = key_of(&g, gemm_is_large(g.m, g.n, g.k) ? SCRATCH_OF_LARGE : SCRATCH);
     cublasLtMatmulHeuristicResult_t result;
     int count = 0;
     if (ask_heuristic(device, &key, 1, &result, &count) != CUBLAS_STATUS_SUCCESS || count == 0) return 0;

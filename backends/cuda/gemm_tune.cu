@@ -25,17 +25,17 @@ static const char *file_name(void) {
     return secure_getenv("ONEHEAD_CUDA_ALGORITHMS");
 }
 
-static int is_large(int64_t m, int64_t n, int64_t k) {
+int gemm_is_large(int64_t m, int64_t n, int64_t k) {
     return 2.0 * (double)m * (double)n * (double)k >= LEAST_FLOPS;
 }
 
 int gemm_tune_has_file(const oh_gemm *product) {
-    return file_name() && is_large(product->m, product->n, product->k);
+    return file_name() && gemm_is_large(product->m, product->n, product->k);
 }
 
 int gemm_tune_wanted(const gemm_key *key) {
     const char *wanted = secure_getenv("ONEHEAD_CUDA_TUNE");
-    return wanted && strcmp(wanted, "1") == 0 && !key->accumulate && is_large(key->m, key->n, key->k);
+    return wanted && strcmp(wanted, "1") == 0 && !key->accumulate && gemm_is_large(key->m, key->n, key->k);
 }
 
 /* ----------------------------------------------------------------------------------------------------- timing ---- */

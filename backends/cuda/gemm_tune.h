@@ -10,6 +10,8 @@ struct gemm_call {
     void *user;
 };
 
+/* Whether a product is worth a search. */
+int gemm_is_large(int64_t m, int64_t n, int64_t k);
 /* Whether a product's choice may come out of the file, or go there. */
 int gemm_tune_has_file(const oh_gemm *product);
 int gemm_tune_wanted(const gemm_key *key);

@@ -21,8 +21,9 @@ struct vector_overlap {
 };
 
 static __device__ __forceinline__ void add_shared(vector_overlap *v, float p, float q) {
-    v->alpha += fminf(p, q);
-    v->tv += fmaxf(q - p, 0.0f);
+    const float least = fminf(p, q);
+    v->alpha += least;
+    v->tv += q - least;
     if (p <= q) v->p_le += p;
 }
 
@@ -81,7 +82,7 @@ static __device__ bool is_finite(const oh_row_stats *s, bool has_target) {
     return !has_target || (!(s->flags & OH_ROW_T_BAD) && s->t_max > -INFINITY);
 }
 
-/* COMPARES: p with q, needs a target. MIXES: their mixture too. Rank always: a comparison is nearly free. */
+/* COMPARES: p with q, needs a target. MIXES: their mixture too. */
 template <int FORMAT, bool TRANSFORM, bool COMPARES, bool MIXES>
 __global__ void __launch_bounds__(TILE_THREADS, 4) tile_overlap_kernel(const oh_tile_overlap o) {
     typedef tile_row<FORMAT, COMPARES ? TILES_BOTH : TILES_DRAFT, TRANSFORM> row_type;
@@ -98,6 +99,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 4) tile_overlap_kernel(const oh_
     const row_type row(o.tile, index);
     const row_softmax s = softmax_from_stats(stats, has_target);
     const float z_label = stats->z_label;
+    const bool wants_rank = (o.want & OH_WANT_RANK) != 0;
     const int label = stats->label, label_here = label - (int)o.tile.first_column;
     const uint4 none = make_uint4(0, 0, 0, 0);
     thread_overlap own = {0, 0, 0, 0, 0, 0};
@@ -118,7 +120,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 4) tile_overlap_kernel(const oh_
 #pragma unroll
         for (int e = 0; e < N; ++e)
             add_element<COMPARES, MIXES>(&v, s, z[e], COMPARES ? t[e] : 0.0f);
-        own.rank += count_ahead<N>(z, row.column_of(vector), z_label, label_here);
+        if (wants_rank) own.rank += count_ahead<N>(z, row.column_of(vector), z_label, label_here);
         add_vector<MIXES>(&own, v);
     }
     for (int edge = threadIdx.x; edge < row.edges(); edge += TILE_THREADS) {
@@ -128,7 +130,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 4) tile_overlap_kernel(const oh_
         for (int column = max(from, 0); column < min(from + N, row.columns); ++column) {
             const float z = row.z(o.tile, column);
             add_element<COMPARES, MIXES>(&v, s, z, COMPARES ? row.t(o.tile, column) : 0.0f);
-            own.rank += count_ahead<1>(&z, column, z_label, label_here);
+            if (wants_rank) own.rank += count_ahead<1>(&z, column, z_label, label_here);
         }
         add_vector<MIXES>(&own, v);
     }

@@ -118,6 +118,102 @@ static double copy_bandwidth(cudaStream_t stream, cudaEvent_t *events, int64_t b
     return 2 * (double)bytes / (median(ms) * 1e-3);
 }
 
+/* A pass by itself, again and again on one chunk's tiles: what it reads and writes a second. */
+struct pass_bench {
+    const oh_backend *backend;
+    oh_queue *queue;
+    oh_tile_stats stats;
+    oh_tile_overlap overlap;
+    oh_tile_grad grad;
+};
+
+static void must(oh_status status, const char *what) {
+    if (status == OH_OK) return;
+    fprintf(stderr, "%s: %s\n", what, oh_status_name(status));
+    exit(5);
+}
+
+static double pass_bandwidth(cudaStream_t stream, cudaEvent_t *events, void (*work)(void *), pass_bench *p,
+                             double bytes) {
+    std::vector<double> ms;
+    for (int i = 0; i < 12; ++i)
+        ms.push_back(time_ms(stream, events, work, p));
+    return bytes / (median(ms) * 1e-3);
+}
+
+static void bench_passes(FILE *out, oh_context *context, const bench_options &o, cudaStream_t stream,
+                         cudaEvent_t *events, double copy) {
+    const int64_t count = o.chunk * o.vocab;
+    __nv_bfloat16 *draft = gpu_alloc<__nv_bfloat16>(count), *target = gpu_alloc<__nv_bfloat16>(count);
+    oh_row_stats *stats = gpu_alloc<oh_row_stats>(o.chunk);
+    oh_row_overlap *overlap = gpu_alloc<oh_row_overlap>(o.chunk);
+    int32_t *ids = gpu_alloc<int32_t>(o.chunk * 8);
+    float *logits = gpu_alloc<float>(o.chunk * 8);
+    gpu_fill(stream, target, count, 11, 3, NULL);
+    gpu_fill(stream, draft, count, 12, 1.5f, target);
+    std::vector<oh_row_coef> coefs((size_t)o.chunk);
+    for (oh_row_coef &c : coefs) {
+        memset(&c, 0, sizeof c);
+        c.c0 = c.cq = 1;
+        c.z_max = c.t_max = 14;
+        c.z_inv = c.t_inv = 0.05f;
+        c.z_log = c.t_log = 3;
+    }
+    oh_row_coef *coef = gpu_alloc<oh_row_coef>(o.chunk);
+    GPU_CHECK(cudaMemcpy(coef, coefs.data(), coefs.size() * sizeof coefs[0], cudaMemcpyHostToDevice));
+    pass_bench p;
+    memset(&p, 0, sizeof p);
+    p.backend = oh_context_backend(context);
+    must(p.backend->queue_open(oh_context_device(context), stream, &p.queue), "queue");
+    oh_tile_view view;
+    memset(&view, 0, sizeof view);
+    view.draft = draft, view.target = target;
+    view.draft_ld = view.target_ld = view.columns = o.vocab;
+    view.rows = o.chunk;
+    view.draft_transform.scale = view.target_transform.scale = 1;
+    view.format = OH_TILE_BF16;
+    p.stats.tile = p.overlap.tile = p.grad.tile = view;
+    p.stats.stats = stats, p.stats.restart = 1, p.stats.want = OH_WANT_KL | OH_WANT_ENTROPY;
+    p.overlap.stats = stats, p.overlap.overlap = overlap, p.overlap.restart = 1, p.overlap.want = OH_WANT_OVERLAP;
+    p.grad.coef = coef, p.grad.out = draft, p.grad.out_ld = o.vocab, p.grad.out_dtype = OH_BF16,
+    p.grad.form = OH_FORM_Q;
+    const auto run_stats = [](void *user) {
+        pass_bench *b = (pass_bench *)user;
+        must(b->backend->tile_stats(b->queue, &b->stats), "tile_stats");
+    };
+    const auto run_overlap = [](void *user) {
+        pass_bench *b = (pass_bench *)user;
+        must(b->backend->tile_overlap(b->queue, &b->overlap), "tile_overlap");
+    };
+    const auto run_grad = [](void *user) {
+        pass_bench *b = (pass_bench *)user;
+        must(b->backend->tile_grad(b->queue, &b->grad), "tile_grad");
+    };
+    const double tile = 2 * (double)count;
+    const double plain = pass_bandwidth(stream, events, run_stats, &p, 2 * tile);
+    p.stats.top_k = 8, p.stats.topk_id = ids, p.stats.topk_logit = logits;
+    const double top_k = pass_bandwidth(stream, events, run_stats, &p, 2 * tile);
+    const double second = pass_bandwidth(stream, events, run_overlap, &p, 2 * tile);
+    const double grad = pass_bandwidth(stream, events, run_grad, &p, 3 * tile);
+    const struct {
+        const char *name;
+        double rate;
+    } rates[] = {{"statistics", plain}, {"statistics with top-8", top_k}, {"second read", second}, {"gradient", grad}};
+    fprintf(out, " \"passes\": [");
+    for (size_t i = 0; i < 4; ++i)
+        fprintf(out, "%s{\"name\": \"%s\", \"bytes_per_second\": %.4g, \"of_copy\": %.3f}", i ? ", " : "",
+                rates[i].name, rates[i].rate, rates[i].rate / copy);
+    fprintf(out, "],\n");
+    p.backend->queue_close(p.queue);
+    GPU_CHECK(cudaFree(draft));
+    GPU_CHECK(cudaFree(target));
+    GPU_CHECK(cudaFree(stats));
+    GPU_CHECK(cudaFree(overlap));
+    GPU_CHECK(cudaFree(ids));
+    GPU_CHECK(cudaFree(logits));
+    GPU_CHECK(cudaFree(coef));
+}
+
 /* --------------------------------------------------------------------------------------------------------- main ---- */
 
 static bench_options parse(int argc, char **argv) {
@@ -224,19 +320,22 @@ int main(int argc, char **argv) {
             if (c.times_products) c.products_ms.push_back(time_ms(stream, events, run_products, &c));
             c.step_ms.push_back(time_ms(stream, events, run_step, &c));
         }
-    const double reference = median(cases[0].products_ms);
+    const double reference = o.rounds > 0 ? median(cases[0].products_ms) : 0;
 
     FILE *out = o.out ? fopen(o.out, "w") : stdout;
     if (!out) return 5;
+    std::vector<bench_case> none, &shown = o.rounds > 0 ? cases : none; /* no rounds: a run that only tunes */
     fprintf(
         out,
         "{\n \"context\": {\"device\": \"%s\", \"kernel\": \"%s\", \"rows\": %lld, \"hidden\": %lld, \"vocab\": %lld, "
         "\"chunk\": %lld, \"rounds\": %lld, \"inputs\": \"bf16, random normal\", \"copy_bytes_per_second\": %.4g},\n "
-        "\"products_ms\": %.3f,\n \"benchmarks\": [",
+        "\"products_ms\": %.3f,\n",
         info.name, info.kernel, (long long)o.rows, (long long)o.hidden, (long long)o.vocab, (long long)o.chunk,
         (long long)o.rounds, copy, reference);
-    for (size_t i = 0; i < cases.size(); ++i) {
-        bench_case &c = cases[i];
+    bench_passes(out, context, o, stream, events, copy);
+    fprintf(out, " \"benchmarks\": [");
+    for (size_t i = 0; i < shown.size(); ++i) {
+        bench_case &c = shown[i];
         const double step = median(c.step_ms), own = c.times_products ? median(c.products_ms) : NAN;
         const oh_plan_summary *summary = oh_plan_get_summary(c.plan);
         oh_results results;
