@@ -36,7 +36,7 @@ RUN_OPTIONS = {
     "--norm", "--first-slot", "--block-size", "--topk", "--gap", "--tile", "--memory", "--grad",
     "--grad-head", "--rows", "--json", "--eta", "--label-smoothing", "--z-loss", "--softcap",
     "--scale", "--vocab-valid", "--threads", "--upstream", "--grad-dtype", "--metrics",
-    "--trace", "--help"}
+    "--trace", "--target-scale", "--target-softcap", "--outside", "--grad-bias", "--help"}
 
 
 def small(rows=32, vocab=19, hidden=8, seed=3):

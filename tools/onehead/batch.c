@@ -105,21 +105,21 @@ static oh_status take_vector(batch *b, const char *name, bool (*accepts)(int32_t
     return vector->data != NULL ? OH_OK : OH_OUT_OF_MEMORY;
 }
 
-static oh_status take_bias(batch *b, oh_error *error) {
-    const st_tensor *const tensor = st_find(b->file, "bias");
+static oh_status take_bias(batch *b, const char *name, const float **bias, oh_error *error) {
+    const st_tensor *const tensor = st_find(b->file, name);
     if (tensor == NULL) return OH_OK;
     const int32_t dtype = library_dtype(tensor->dtype);
     if (!is_float(dtype)) return bad_dtype(b->name, tensor, "BF16, F16 or F32", error);
     if (tensor->rank != 1 || tensor->shape[0] != b->lm_head.rows) {
         return error_line(error, OH_BAD_DATA, b->name,
-                          "tensor 'bias' has %zu dimensions and %" PRId64 " entries, expected 1 and %" PRId64
+                          "tensor '%s' has %zu dimensions and %" PRId64 " entries, expected 1 and %" PRId64
                           ", the rows of lm_head",
-                          tensor->rank, tensor->elements, b->lm_head.rows);
+                          name, tensor->rank, tensor->elements, b->lm_head.rows);
     }
     const void *const data = aligned_data(b, tensor, error);
     if (data == NULL) return OH_OUT_OF_MEMORY;
     if (dtype == OH_F32) {
-        b->bias = data;
+        *bias = data;
         return OH_OK;
     }
     float *const wide = own(b, (size_t)tensor->elements * sizeof *wide, error);
@@ -127,7 +127,44 @@ static oh_status take_bias(batch *b, oh_error *error) {
     const uint16_t *const narrow = data;
     for (int64_t i = 0; i < tensor->elements; i++)
         wide[i] = dtype == OH_BF16 ? bf16_value(narrow[i]) : f16_value(narrow[i]);
-    b->bias = wide;
+    *bias = wide;
+    return OH_OK;
+}
+
+/* Ids of the draft's columns, from a tensor that holds them or their distance from the column. */
+static oh_status take_subset(batch *b, oh_error *error) {
+    const st_file *const files[] = {b->file, b->head.file};
+    const char *const names[] = {"draft_to_target", "d2t"};
+    const st_tensor *tensor = NULL;
+    int offsets = 0;
+    for (int i = 0; i < 4 && tensor == NULL; i++) {
+        offsets = i % 2;
+        if (files[i / 2] != NULL) tensor = st_find(files[i / 2], names[offsets]);
+    }
+    if (tensor == NULL) return OH_OK;
+    const int32_t dtype = library_dtype(tensor->dtype);
+    if (!is_index(dtype)) return bad_dtype(b->name, tensor, "I32 or I64", error);
+    if (tensor->rank != 1 || tensor->shape[0] != b->lm_head.rows)
+        return error_line(error, OH_BAD_DATA, b->name,
+                          "tensor '%s' has %zu dimensions and %" PRId64 " entries, expected 1 and %" PRId64
+                          ", the rows of lm_head",
+                          tensor->name, tensor->rank, tensor->elements, b->lm_head.rows);
+    int32_t *const ids = own(b, (size_t)tensor->elements * sizeof *ids, error);
+    if (ids == NULL) return OH_OUT_OF_MEMORY;
+    for (int64_t i = 0; i < tensor->elements; i++) {
+        int64_t id = 0;
+        int32_t narrow = 0;
+        if (dtype == OH_I64)
+            memcpy(&id, (const char *)tensor->data + i * 8, sizeof id);
+        else
+            memcpy(&narrow, (const char *)tensor->data + i * 4, sizeof narrow);
+        id = dtype == OH_I64 ? id : narrow;
+        if (id < 0 || id > INT32_MAX - (offsets ? i : 0))
+            return error_line(error, OH_BAD_DATA, b->name, "tensor '%s' has %" PRId64 " at %" PRId64 ", expected %s",
+                              tensor->name, id, i, offsets ? "a distance that is not negative" : "a target id");
+        ids[i] = (int32_t)(id + (offsets ? i : 0));
+    }
+    b->draft_to_target = ids;
     return OH_OK;
 }
 
@@ -174,6 +211,9 @@ static oh_status check_target(const batch *b, oh_error *error) {
                           ", those of draft_hidden, or a 'target_row'",
                           target->rows, b->draft_hidden.rows);
     }
+    if (head->data == NULL && b->draft_to_target != NULL)
+        return error_line(error, OH_BAD_DATA, b->name,
+                          "a map of the draft's columns to target ids, but no 'target_lm_head' [Vt, Ht] for it");
     if (head->data == NULL) {
         if (target->columns == b->lm_head.columns) return OH_OK;
         return error_line(error, OH_BAD_DATA, b->name,
@@ -181,6 +221,7 @@ static oh_status check_target(const batch *b, oh_error *error) {
                           ", those of lm_head, or a 'target_lm_head'",
                           target->columns, b->lm_head.columns);
     }
+    if (b->draft_to_target != NULL && head->rows >= b->lm_head.rows && head->columns == target->columns) return OH_OK;
     if (head->rows == b->lm_head.rows && head->columns == target->columns) return OH_OK;
     return error_line(error, OH_BAD_DATA, b->name,
                       "tensor 'target_lm_head' is [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64
@@ -201,7 +242,9 @@ static oh_status take_tensors(batch *b, const char *lm_head, oh_error *error) {
     if (status == OH_OK) status = take_vector(b, "target_row", is_index, "I32 or I64", &b->target_row, error);
     if (status == OH_OK) status = take_vector(b, "label", is_index, "I32 or I64", &b->label, error);
     if (status == OH_OK) status = take_vector(b, "loss_mask", is_mask, "U8, BOOL or F32", &b->loss_mask, error);
-    if (status == OH_OK) status = take_bias(b, error);
+    if (status == OH_OK) status = take_bias(b, "bias", &b->bias, error);
+    if (status == OH_OK) status = take_bias(b, "target_bias", &b->target_bias, error);
+    if (status == OH_OK) status = take_subset(b, error);
     return status == OH_OK ? check_target(b, error) : status;
 }
 
@@ -236,6 +279,7 @@ void batch_close(batch *b) {
 uint32_t options_produce(const options *o, bool has_target) {
     uint32_t produce = OH_PRODUCE_LOSS | OH_PRODUCE_GRAD | OH_PRODUCE_GRAD_NORM;
     if (o->head_grad) produce |= OH_PRODUCE_HEAD_GRAD;
+    if (o->bias_grad) produce |= OH_PRODUCE_BIAS_GRAD;
     if (o->metrics != METRICS_NONE) produce |= OH_PRODUCE_METRICS | OH_PRODUCE_TOP_K;
     if (o->metrics == METRICS_ALL && has_target) produce |= OH_PRODUCE_OVERLAP;
     if (o->rows_file != NULL)
@@ -288,10 +332,19 @@ oh_status batch_request(const batch *b, const options *o, oh_request *request, o
         r.target_hidden = b->target_lm_head.columns;
         r.target_weight_dtype = b->target_lm_head.dtype;
     }
+    if (b->draft_to_target != NULL) {
+        r.target_vocab = b->target_lm_head.rows;
+        r.draft_to_target = b->draft_to_target;
+    }
+    if (o->bias_grad && b->bias == NULL)
+        return error_line(error, OH_BAD_DATA, b->name, "no tensor 'bias', expected one for --grad-bias");
     r.has_bias = b->bias != NULL;
-    r.has_target_bias = b->bias != NULL && has_target;
-    r.scale = r.target_scale = (float)o->scale;
-    r.softcap = r.target_softcap = (float)o->softcap;
+    /* One bias serves both models, but not a target of another vocabulary. */
+    r.has_target_bias = has_target && (b->target_bias != NULL || (b->bias != NULL && b->draft_to_target == NULL));
+    r.scale = (float)o->scale;
+    r.target_scale = (float)(o->target_scale_given ? o->target_scale : o->scale);
+    r.softcap = (float)o->softcap;
+    r.target_softcap = (float)(o->target_softcap_given ? o->target_softcap : o->softcap);
     r.produce = options_produce(o, has_target);
     *request = r;
     return OH_OK;

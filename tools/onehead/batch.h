@@ -8,6 +8,9 @@
  *     lm_head         f32, bf16, f16 [V,H]                                        or --lm-head, which goes first
  *     target_lm_head  f32, bf16, f16 [V,Ht]                                       optional
  *     bias            f32, bf16, f16 [V]                                          optional; of both models
+ *     target_bias     f32, bf16, f16 [V]                                          optional; the target's, if not `bias`
+ *     draft_to_target i32, i64 [V]: ascending target ids of the draft's columns   optional; target_lm_head is [Vt,Ht]
+ *     d2t             i32, i64 [V]: the same as offsets, id = column + d2t        then; also looked for beside lm_head
  *
  * Other tensors are left alone. */
 #ifndef ONEHEAD_TOOL_BATCH_H
@@ -28,12 +31,13 @@ typedef struct batch_vector {
     int32_t dtype;
 } batch_vector;
 
-enum { BATCH_OWNED_MAX = 9 };
+enum { BATCH_OWNED_MAX = 13 };
 
 typedef struct batch {
     batch_matrix draft_hidden, target_hidden, lm_head, target_lm_head;
     batch_vector target_row, label, loss_mask; /* [T] */
-    const float *bias;                         /* [V] */
+    const float *bias, *target_bias;           /* [V] */
+    const int32_t *draft_to_target;            /* [V] target ids; NULL: the vocabularies are the same */
     const char *name;                          /* for messages: the file's path */
 
     st_file *file;

@@ -53,6 +53,7 @@ typedef struct option_row {
     const char *help; /* meaning, then default */
     option_kind kind;
     size_t field; /* in options; of KIND_OBJECTIVE: the "given" flag, or 0 */
+    size_t given; /* of a number: a bool that says it was given, or 0 */
     double least, most;
     const option_choice *choices;
     oh_status (*objective)(oh_objective *objective, const char *text, oh_error *error);
@@ -67,6 +68,7 @@ static const option_choice tiles[] = {{"auto", OH_TILE_AUTO}, {"f32", OH_TILE_F3
                                       {"f16", OH_TILE_F16},   {"diff", OH_TILE_DIFF}, {NULL, 0}};
 static const option_choice grad_dtypes[] = {{"f32", OH_F32}, {"bf16", OH_BF16}, {NULL, 0}};
 static const option_choice input_dtypes[] = {{"f32", OH_F32}, {"bf16", OH_BF16}, {"f16", OH_F16}, {NULL, 0}};
+static const option_choice outsides[] = {{"drop", OH_OUTSIDE_DROP}, {"keep", OH_OUTSIDE_KEEP}, {NULL, 0}};
 static const option_choice metrics_levels[] = {
     {"all", METRICS_ALL}, {"one-read", METRICS_ONE_READ}, {"none", METRICS_NONE}, {NULL, 0}};
 
@@ -145,6 +147,16 @@ static const option_row table[] = {
      .least = -(double)FLT_MAX, .most = (double)FLT_MAX},
     {"softcap", "C", STEP, GROUP_OBJECTIVE, "Logits become C tanh(x / C), C > 0. Default: no cap.", KIND_REAL,
      FIELD(softcap), .least = (double)FLT_MIN, .most = (double)FLT_MAX},
+    {"target-scale", "S", ON_DATA, GROUP_OBJECTIVE, "Of the target's logits. Default: that of --scale.", KIND_REAL,
+     FIELD(target_scale), .given = offsetof(options, target_scale_given), .least = -(double)FLT_MAX,
+     .most = (double)FLT_MAX},
+    {"target-softcap", "C", ON_DATA, GROUP_OBJECTIVE, "Of the target's logits; 0: none. Default: that of --softcap.",
+     KIND_REAL, FIELD(target_softcap), .given = offsetof(options, target_softcap_given), .least = 0,
+     .most = (double)FLT_MAX},
+    {"outside", "drop|keep", ON_DATA, GROUP_OBJECTIVE,
+     "Rows whose token is no draft column, where the batch maps the draft's vocabulary into the target's. "
+     "Default: drop.",
+     KIND_CHOICE, FIELD(request.outside), .choices = outsides},
     {"vocab-valid", "N", STEP, GROUP_OBJECTIVE, "Columns that exist; the rest is padding. Default: all.", KIND_INTEGER,
      FIELD(request.vocab_valid), .least = 1, .most = ROWS_MOST},
 
@@ -192,6 +204,8 @@ static const option_row table[] = {
      FIELD(grad_file)},
     {"grad-head", NULL, STEP, GROUP_OUTPUT,
      "The head is trained too: `lm_head.grad` [V,H], f32, in the file of --grad.", KIND_FLAG, FIELD(head_grad)},
+    {"grad-bias", NULL, STEP, GROUP_OUTPUT, "The bias is trained too: `bias.grad` [V], f32, in the file of --grad.",
+     KIND_FLAG, FIELD(bias_grad)},
     {"grad-dtype", "f32|bf16", OPTIONS_RUN | OPTIONS_PLAN | OPTIONS_BENCH, GROUP_OUTPUT,
      "Of draft_hidden.grad. Default: f32.", KIND_CHOICE, FIELD(request.grad_dtype), .choices = grad_dtypes},
     {"rows", "OUT", OPTIONS_RUN, GROUP_OUTPUT,
@@ -256,7 +270,7 @@ static oh_status set_choice(const option_row *row, int32_t *field, const char *t
     return bad_value(row, text, expected, error);
 }
 
-static oh_status set_number(const option_row *row, void *field, const char *text, oh_error *error) {
+static oh_status set_number(const option_row *row, void *field, bool *given, const char *text, oh_error *error) {
     int64_t integer = 0;
     bool good = false;
     switch (row->kind) {
@@ -271,6 +285,7 @@ static oh_status set_number(const option_row *row, void *field, const char *text
         if (good) *(int32_t *)field = (int32_t)integer;
         break;
     }
+    if (good && row->given != 0) *given = true;
     if (good) return OH_OK;
     char expected[100];
     describe_range(row, expected, sizeof expected);
@@ -311,7 +326,7 @@ static oh_status set_value(options *o, const option_row *row, const char *text, 
     case KIND_REAL:
         break;
     }
-    return set_number(row, field, text, error);
+    return set_number(row, field, (bool *)((char *)o + row->given), text, error);
 }
 
 /* ------------------------------------------------------------------------------------------- the command line ---- */

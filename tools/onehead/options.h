@@ -26,10 +26,11 @@ typedef struct options {
     /* The step: objective, policy, chunk, memory, tile, gradient dtype, valid columns. Shape and input dtypes are the
      * batch's, and are filled in by batch_request. */
     oh_request request;
-    double scale, softcap;
-    bool terms_given, labels_given; /* else their defaults depend on whether there is a target */
-    int32_t metrics;                /* metrics_level */
-    bool head_grad;
+    double scale, softcap, target_scale, target_softcap;
+    bool target_scale_given, target_softcap_given; /* else the draft's */
+    bool terms_given, labels_given;                /* else their defaults depend on whether there is a target */
+    int32_t metrics;                               /* metrics_level */
+    bool head_grad, bias_grad;
 
     /* Where. */
     const char *backend;

@@ -4,9 +4,11 @@ static oh_status begin_grad(run_files *files, const options *o, const oh_request
     const int64_t draft[] = {request->rows, request->hidden};
     const int64_t head[] = {request->vocab, request->hidden};
     /* The wider dtype first keeps both aligned in the file. */
-    st_declaration tensors[2];
+    const int64_t bias[] = {request->vocab};
+    st_declaration tensors[3];
     size_t count = 0;
     if (o->head_grad) tensors[count++] = (st_declaration){"lm_head.grad", ST_F32, 2, head};
+    if (o->bias_grad) tensors[count++] = (st_declaration){"bias.grad", ST_F32, 1, bias};
     const st_dtype dtype = request->grad_dtype == OH_BF16 ? ST_BF16 : ST_F32;
     tensors[count++] = (st_declaration){"draft_hidden.grad", dtype, 2, draft};
     return st_writer_begin(&files->grad, o->grad_file, tensors, count, NULL, 0, error);
@@ -64,6 +66,8 @@ oh_status run_files_write(run_files *files, const step_result *r, oh_error *erro
             const size_t bytes = (size_t)r->vocab * (size_t)r->hidden * sizeof(float);
             status = st_writer_write(files->grad, "lm_head.grad", r->head_grad, bytes, error);
         }
+        if (status == OH_OK && r->bias_grad != NULL)
+            status = st_writer_write(files->grad, "bias.grad", r->bias_grad, (size_t)r->vocab * sizeof(float), error);
         if (status == OH_OK) {
             const size_t bytes = (size_t)r->rows * (size_t)r->hidden * element;
             status = st_writer_write(files->grad, "draft_hidden.grad", r->draft_grad, bytes, error);

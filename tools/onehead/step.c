@@ -60,15 +60,17 @@ static oh_status fill_inputs(step *s, const batch *b, oh_error *error) {
     in->mask = b->loss_mask.data;
     in->mask_dtype = b->loss_mask.dtype;
 
-    const void *bias = NULL;
+    const void *bias = NULL, *target_bias = NULL;
     oh_status status = matrix_to_device(s, &b->draft_hidden, &in->draft_hidden, error);
     if (status == OH_OK) status = matrix_to_device(s, &b->target_hidden, &in->target_hidden, error);
     if (status == OH_OK) status = matrix_to_device(s, &b->lm_head, &in->lm_head, error);
     if (status == OH_OK) status = matrix_to_device(s, &b->target_lm_head, &in->target_lm_head, error);
     if (status == OH_OK) status = to_device(s, b->bias, b->lm_head.rows * (int64_t)sizeof(float), &bias, error);
+    if (status == OH_OK)
+        status = to_device(s, b->target_bias, b->lm_head.rows * (int64_t)sizeof(float), &target_bias, error);
     if (status != OH_OK) return status;
     in->bias = bias;
-    in->target_bias = in->target_hidden != NULL ? bias : NULL;
+    in->target_bias = in->target_hidden == NULL ? NULL : target_bias != NULL ? target_bias : bias;
     if (s->on_host) return OH_OK;
     status = s->backend->queue_wait(s->queue);
     return status == OH_OK ? OH_OK : device_failure(s, status, "upload of the batch", error);
@@ -115,6 +117,7 @@ typedef struct output_kind {
 static const output_kind output_kinds[] = {
     {OH_PRODUCE_GRAD, HIDDEN_COLUMNS, OUTPUT(draft_grad, draft_grad)},
     {OH_PRODUCE_HEAD_GRAD, HIDDEN_COLUMNS, OUTPUT(head_grad, lm_head_grad)},
+    {OH_PRODUCE_BIAS_GRAD, ONE_COLUMN, OUTPUT(bias_grad, bias_grad)},
     {OH_PRODUCE_ROWS, ONE_COLUMN, OUTPUT(row_loss, row_loss)},
     {OH_PRODUCE_ROWS, ONE_COLUMN, OUTPUT(weight, weight)},
     {OH_PRODUCE_ROWS, ONE_COLUMN, OUTPUT(label, label)},
@@ -139,7 +142,7 @@ typedef struct output_list {
 } output_list;
 
 static oh_status output_bytes(const output_kind *kind, const step_result *r, uint64_t *bytes, oh_error *error) {
-    const int64_t rows = kind->produce == OH_PRODUCE_HEAD_GRAD ? r->vocab : r->rows;
+    const int64_t rows = kind->produce & (OH_PRODUCE_HEAD_GRAD | OH_PRODUCE_BIAS_GRAD) ? r->vocab : r->rows;
     const int64_t columns = kind->columns == ONE_COLUMN ? 1 : kind->columns == TOP_K_COLUMNS ? r->top_k : r->hidden;
     const int64_t element = kind->produce == OH_PRODUCE_GRAD ? oh_dtype_size(r->grad_dtype) : 4; /* else f32, i32 */
     int64_t elements, size;
@@ -239,6 +242,7 @@ void step_result_free(step_result *r) {
     free(r->slots);
     free(r->draft_grad);
     free(r->head_grad);
+    free(r->bias_grad);
     free(r->row_loss);
     free(r->weight);
     free(r->label);

@@ -5,7 +5,7 @@
 #include "batch.h"
 #include "span_log.h"
 
-enum { STEP_TENSORS_MAX = 5 };
+enum { STEP_TENSORS_MAX = 6 };
 
 /* A batch on a device. On a host-memory backend the tensors stay where they are, in their mapped file. */
 typedef struct step {
@@ -28,6 +28,7 @@ typedef struct step_result {
     double *slots;                  /* [2 block_size]: hits, then counts */
     void *draft_grad;               /* [rows, hidden] grad_dtype */
     float *head_grad;               /* [vocab, hidden] */
+    float *bias_grad;               /* [vocab] */
     float *row_loss, *weight;       /* [rows] */
     int32_t *label, *argmax, *rank; /* [rows] */
     int32_t *topk_id;               /* [rows, top_k] */
