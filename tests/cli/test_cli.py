@@ -36,7 +36,8 @@ RUN_OPTIONS = {
     "--norm", "--first-slot", "--block-size", "--topk", "--gap", "--tile", "--memory", "--grad",
     "--grad-head", "--rows", "--json", "--eta", "--label-smoothing", "--z-loss", "--softcap",
     "--scale", "--vocab-valid", "--threads", "--upstream", "--grad-dtype", "--metrics",
-    "--trace", "--target-scale", "--target-softcap", "--outside", "--grad-bias", "--help"}
+    "--trace", "--target-scale", "--target-softcap", "--outside", "--grad-bias",
+    "--resume", "--prefetch", "--help"}
 
 
 def small(rows=32, vocab=19, hidden=8, seed=3):
@@ -161,7 +162,7 @@ class TestOptions(InFolder):
         self.assert_refused(2, ["-x"], "run", "-x")
         self.assert_refused(2, ["--json", "'yes'", "no value"], "run", "--json=yes")
         self.assert_refused(2, ["--chunk", "no value", "ROWS"], "run", "--chunk")
-        self.assert_refused(2, ["b.safetensors", "BATCH"], "run", "a.safetensors", "b.safetensors")
+        self.assert_refused(3, ["a.safetensors"], "run", "a.safetensors", "b.safetensors")
         self.assert_refused(2, ["extra"], "plan", "extra")
 
     def test_values_without_meaning_are_named_with_what_was_expected(self):

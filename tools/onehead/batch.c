@@ -171,7 +171,10 @@ static oh_status take_subset(batch *b, oh_error *error) {
 static oh_status take_head(batch *b, const char *lm_head, oh_error *error) {
     const char *file = b->name;
     const st_tensor *tensor = NULL;
-    if (lm_head != NULL) {
+    if (b->shared_head != NULL) {
+        file = st_file_name(b->shared_head->file);
+        tensor = b->shared_head->tensor;
+    } else if (lm_head != NULL) {
         const oh_status status = ckpt_open(&b->head, lm_head, error);
         if (status != OH_OK) return status;
         file = st_file_name(b->head.file);
@@ -248,8 +251,9 @@ static oh_status take_tensors(batch *b, const char *lm_head, oh_error *error) {
     return status == OH_OK ? check_target(b, error) : status;
 }
 
-oh_status batch_open(batch *b, const char *path, const char *lm_head, oh_error *error) {
+static oh_status open_batch(batch *b, const char *path, const char *lm_head, const ckpt_head *shared, oh_error *error) {
     memset(b, 0, sizeof *b);
+    b->shared_head = shared;
     b->name = path != NULL ? path : "the built-in sample";
     oh_status status;
     if (path != NULL) {
@@ -264,6 +268,14 @@ oh_status batch_open(batch *b, const char *path, const char *lm_head, oh_error *
     /* A file that can't be read is bad input: OH_IO is left to what can't be written. */
     if (status == OH_IO) status = error->status = OH_BAD_DATA;
     return status;
+}
+
+oh_status batch_open(batch *b, const char *path, const char *lm_head, oh_error *error) {
+    return open_batch(b, path, lm_head, NULL, error);
+}
+
+oh_status batch_open_with_head(batch *b, const char *path, const ckpt_head *head, oh_error *error) {
+    return open_batch(b, path, NULL, head, error);
 }
 
 void batch_close(batch *b) {

@@ -42,6 +42,7 @@ typedef struct batch {
 
     st_file *file;
     ckpt_head head;
+    const ckpt_head *shared_head; /* somebody else's, NULL: none */
     void *owned[BATCH_OWNED_MAX]; /* copies of tensors that lie misaligned in their file */
     int owned_count;
 } batch;
@@ -50,6 +51,9 @@ typedef struct batch {
  * dtypes and sizes. On failure the record is zeroed. Errors: OH_BAD_DATA, also for a file that can't be read, naming
  * file, tensor, value and expectation; OH_OUT_OF_MEMORY. */
 oh_status batch_open(batch *b, const char *path, const char *lm_head, oh_error *error);
+
+/* The same with a weight that is open already and outlives the batch; NULL: the batch's own. */
+oh_status batch_open_with_head(batch *b, const char *path, const ckpt_head *head, oh_error *error);
 
 /* A zeroed record is fine. */
 void batch_close(batch *b);

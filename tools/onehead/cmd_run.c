@@ -3,6 +3,7 @@
 #include "command.h"
 #include "progress.h"
 #include "run_files.h"
+#include "run_many.h"
 #include "run_report.h"
 
 #include <stdio.h>
@@ -10,12 +11,15 @@
 static const options_command run_command = {
     .bit = OPTIONS_RUN,
     .name = "run",
-    .synopsis = "[BATCH] [OPTION]...",
+    .synopsis = "[BATCH|DIR|GLOB]... [OPTION]...",
     .about = "One step on a batch: loss, gradient, accuracy, accepted streaks, top-K figures.\n\n"
              "BATCH is a safetensors file with draft_hidden [T,H] and, each optional,\n"
              "target_hidden [S,H], target_row [T], label [T], loss_mask [T], lm_head [V,H],\n"
-             "bias [V] and target_lm_head [V,Ht]. Without it, a small built-in sample is used.",
+             "bias [V] and target_lm_head [V,Ht]. Without it, a small built-in sample is used.\n\n"
+             "Several batches, a folder of *.safetensors or a quoted pattern are one pass: the\n"
+             "figures of all of them together, without gradients, files being read ahead.",
     .input = "BATCH",
+    .many_inputs = true,
 };
 
 typedef struct run_state {
@@ -95,6 +99,7 @@ int cmd_run(int argc, char **argv) {
     run_state r = {.seconds = {0}};
     int code = EXIT_OK;
     if (!options_begin(&r.o, &run_command, argc, argv, &code)) return code;
+    if (run_many_is_meant(&r.o)) return run_many(&r.o, run_command.name);
     oh_error error;
     const oh_status status = run_step(&r, &error);
     run_files_discard(&r.files);

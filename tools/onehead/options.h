@@ -39,6 +39,8 @@ typedef struct options {
     /* Output. */
     const char *grad_file, *rows_file, *dot_file;
     const char *trace_file;
+    const char *resume_file; /* of `run` over many batches */
+    int64_t prefetch;        /* batches; 0: not given */
     bool json;
 
     /* Bench. */

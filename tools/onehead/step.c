@@ -61,9 +61,10 @@ static oh_status fill_inputs(step *s, const batch *b, oh_error *error) {
     in->mask_dtype = b->loss_mask.dtype;
 
     const void *bias = NULL, *target_bias = NULL;
-    oh_status status = matrix_to_device(s, &b->draft_hidden, &in->draft_hidden, error);
+    oh_status status = OH_OK;
+    if (in->lm_head == NULL) status = matrix_to_device(s, &b->lm_head, &in->lm_head, error);
+    if (status == OH_OK) status = matrix_to_device(s, &b->draft_hidden, &in->draft_hidden, error);
     if (status == OH_OK) status = matrix_to_device(s, &b->target_hidden, &in->target_hidden, error);
-    if (status == OH_OK) status = matrix_to_device(s, &b->lm_head, &in->lm_head, error);
     if (status == OH_OK) status = matrix_to_device(s, &b->target_lm_head, &in->target_lm_head, error);
     if (status == OH_OK) status = to_device(s, b->bias, b->lm_head.rows * (int64_t)sizeof(float), &bias, error);
     if (status == OH_OK)
@@ -91,6 +92,14 @@ oh_status step_open(step *s, const batch *b, const char *backend, const options 
     if (status == OH_OK) status = fill_inputs(s, b, error);
     if (status != OH_OK) step_close(s);
     return status;
+}
+
+oh_status step_use(step *s, const batch *b, bool same_weight, oh_error *error) {
+    const int kept = same_weight && s->uploaded_count > 0 ? 1 : 0;
+    while (s->uploaded_count > kept)
+        s->backend->free(oh_context_device(s->context), s->uploaded[--s->uploaded_count]);
+    s->inputs = (oh_inputs){.lm_head = same_weight ? s->inputs.lm_head : NULL};
+    return fill_inputs(s, b, error);
 }
 
 void step_close(step *s) {

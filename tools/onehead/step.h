@@ -14,7 +14,7 @@ typedef struct step {
     bool on_host;
     oh_queue *queue; /* for uploads and downloads; NULL on the host */
     oh_inputs inputs;
-    void *uploaded[STEP_TENSORS_MAX];
+    void *uploaded[STEP_TENSORS_MAX]; /* uploaded[0] is lm_head */
     int uploaded_count;
     span_log *spans; /* NULL, or where step_run puts its operations */
 } step;
@@ -39,6 +39,9 @@ typedef struct step_result {
 /* Opens `backend` (a name or path; NULL: the default) and brings the batch to its device. The batch must outlive the
  * step. On failure the record is zeroed. */
 oh_status step_open(step *s, const batch *b, const char *backend, const options *o, oh_error *error);
+/* Puts another batch in the place of the one before, whose steps must be over. With `same_weight` lm_head holds what it
+ * held and isn't brought there again. On failure the step can only be closed. */
+oh_status step_use(step *s, const batch *b, bool same_weight, oh_error *error);
 void step_close(step *s); /* a zeroed record is fine */
 
 /* Plans, runs once and waits. On failure the record is zeroed. */
