@@ -203,6 +203,11 @@ oh_outputs step_outputs(const step_output *out, const oh_request *r) {
 }
 
 void step_run(oh_context *context, const step_case *c, step_output *out) {
+    step_run_observed(context, c, NULL, NULL, out);
+}
+
+void step_run_observed(oh_context *context, const step_case *c, oh_tile_observer observer, void *user,
+                       step_output *out) {
     oh_plan *plan = NULL;
     oh_error error = {OH_OK, ""};
     step_output_open(out, c);
@@ -212,6 +217,7 @@ void step_run(oh_context *context, const step_case *c, step_output *out) {
     const int elsewhere = !(oh_context_backend(context)->caps & OH_CAP_HOST_MEMORY);
     if (elsewhere) move_to_device(&device, c, &inputs, &outputs);
     oh_status status = oh_plan_create(context, &c->request, &plan, &error);
+    if (status == OH_OK) oh_plan_observe(plan, observer, user);
     if (status == OH_OK) status = oh_plan_run(plan, &inputs, &outputs, &error);
     if (status == OH_OK) status = oh_plan_results(plan, &out->results, &error);
     if (status != OH_OK) fail_msg("%s", error.message);

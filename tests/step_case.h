@@ -40,6 +40,9 @@ const oh_backend *step_context_table(void);
 
 /* Plans and runs c->request; fails the test on any error. Outputs are poisoned first. */
 void step_run(oh_context *context, const step_case *c, step_output *out);
+/* The same, with an observer of its tiles. */
+void step_run_observed(oh_context *context, const step_case *c, oh_tile_observer observer, void *user,
+                       step_output *out);
 void step_output_close(step_output *out);
 
 /* Fills a matrix with multiples of 1/4 from -1 to 1, so that logits of up to 2^16 products are exact in f32 in any order

@@ -23,13 +23,14 @@ typedef struct subset_case {
 static void open_case(subset_case *c, draws *d) {
     step_case_open(&c->part, d, BLOCKS, BLOCK, H, VD);
     step_case_open(&c->whole, d, BLOCKS, BLOCK, H, VT);
+    step_case_make_exact(&c->part, d); /* counts are then equal whatever the shape of a product */
     for (int i = 0, id = 0; i < VD; ++i) {
         id += 1 + (int)draw_below(d, 3);
         c->ids[i] = id;
     }
     assert_true(c->ids[VD - 1] < VT);
     for (int i = 0; i < VT * H; ++i)
-        c->target_head[i] = (float)(0.6 * draw_normal(d));
+        c->target_head[i] = (float)(draw_below(d, 9) - 4) / 4;
     for (int v = 0; v < VT; ++v)
         c->draft_bias[v] = -INFINITY;
     for (int i = 0; i < VD; ++i) {
