@@ -18,11 +18,12 @@
 
 #define SLACK 4.0f
 
-/* Sums relative to z_base and to t_offset / C. An entropy near 0 is a sum of terms far smaller than the rounding of
- * z_base C, so a z is compared with z_base itself, at the price of one more instruction than exponent(). */
+/* Sums relative to the offsets, alike for both tiles, so that equal ones have equal sums. z_dot alone is in natural units
+ * and relative to z_base, of which z_offset is the rounded product with C: an entropy near 0 is a sum of terms far
+ * smaller than that rounding. */
 struct thread_stats {
     float z_max, t_max;
-    float z_base, t_offset;
+    float z_base, z_offset, t_offset;
     float z_limit, t_limit; /* a maximum above these moves the offset; -inf: none yet */
     float z_sum, t_sum, z_dot, kl_dot, rkl_dot, z_total;
     int z_vector, t_vector; /* lowest vector with the maximum; -1: none */
@@ -32,19 +33,17 @@ struct thread_stats {
 enum { SUM_Z, SUM_T, SUM_Z_DOT, SUM_KL, SUM_RKL, SUM_TOTAL, SUM_COUNT };
 
 /* As oh_row_stats_shift moves a row's. */
-static __device__ __forceinline__ float z_exponent(const thread_stats *s, float z) {
-    return (z - s->z_base) * LOG2_E;
-}
-
-static __device__ __forceinline__ void move_z_base(thread_stats *s, float max) {
+static __device__ __forceinline__ void move_z_offset(thread_stats *s, float max) {
+    const float offset = exponent_offset(max);
     if (s->z_limit > -INFINITY) {
-        const float d = -z_exponent(s, max), e = exp2f(d);
-        s->z_dot = e * (s->z_dot + d * s->z_sum);
+        const float d = s->z_offset - offset, e = exp2f(d);
+        s->z_dot = e * (s->z_dot + (s->z_base - max) * s->z_sum);
         s->rkl_dot = e * (s->rkl_dot + d * s->z_sum);
         s->kl_dot -= d * s->t_sum;
         s->z_sum *= e;
     }
     s->z_base = max;
+    s->z_offset = offset;
     s->z_limit = max + SLACK;
 }
 
@@ -86,14 +85,14 @@ template <class ROW> static __device__ void add_element(thread_stats *s, float z
         s->t_vector = vector;
     }
     /* Offsets move, here with every new maximum, before anything of this element is added. */
-    if (z > -INFINITY && (s->z_limit == -INFINITY || z > s->z_base)) move_z_base(s, z);
+    if (z > -INFINITY && (s->z_limit == -INFINITY || z > s->z_base)) move_z_offset(s, z);
     if (t > -INFINITY && (s->t_limit == -INFINITY || exponent(t, s->t_offset) > 0)) move_t_offset(s, t);
-    const float dz = z_exponent(s, z), dt = exponent(t, s->t_offset);
+    const float dz = exponent(z, s->z_offset), dt = exponent(t, s->t_offset);
     const float ez = z > -INFINITY ? exp2_fast(dz) : 0, et = t > -INFINITY ? exp2_fast(dt) : 0;
     s->z_sum += ez;
     s->t_sum += et;
     if (z > -INFINITY) {
-        s->z_dot += ez > 0 ? ez * dz : 0;
+        s->z_dot += ez > 0 ? ez * (z - s->z_base) : 0;
         s->z_total += z;
     }
     if (z > -INFINITY && t > -INFINITY) {
@@ -152,9 +151,9 @@ static __device__ __forceinline__ vector_sums sum_vector(const thread_stats *s, 
     if constexpr (ROW::HAS_Z) {
 #pragma unroll
         for (int e = 0; e < N; ++e) {
-            dz[e] = z_exponent(s, z[e]);
+            dz[e] = exponent(z[e], s->z_offset);
             ez[e] = exp2_fast(dz[e]);
-            v.z_dot = fmaf(ez[e], dz[e], v.z_dot);
+            v.z_dot = fmaf(ez[e], z[e] - s->z_base, v.z_dot);
         }
         v.z = vector_sum<N>(ez);
         if (WANT & OH_WANT_TOTAL) v.total = vector_sum<N>(z);
@@ -204,7 +203,7 @@ static __device__ __forceinline__ void add_vector(thread_stats *s, const ROW &ro
     row.logits(view, vector, z_bits, t_bits, z, t);
     vector_maxima<FORMAT, ROW, TRANSFORM>(z_bits, t_bits, z, t, &z_max, &t_max);
     if (z_max > s->z_limit || t_max > s->t_limit) {
-        if (z_max > s->z_limit && z_max < INFINITY) move_z_base(s, z_max);
+        if (z_max > s->z_limit && z_max < INFINITY) move_z_offset(s, z_max);
         if (t_max > s->t_limit && t_max < INFINITY) move_t_offset(s, t_max);
     }
     const vector_sums v = sum_vector<ROW, WANT>(s, z, t);
@@ -238,7 +237,7 @@ static __device__ void first_offsets(thread_stats *s, const ROW &row, const oh_t
     }
     z_max = warp_max(set_aside_bad(z_max));
     t_max = warp_max(set_aside_bad(t_max));
-    if (z_max > -INFINITY) move_z_base(s, z_max);
+    if (z_max > -INFINITY) move_z_offset(s, z_max);
     if (t_max > -INFINITY) move_t_offset(s, t_max);
 }
 
@@ -260,13 +259,14 @@ static __device__ double moved_dot(double dot, double d, double sum) {
 /* The thread's sums relative to the row's maxima, in natural units. */
 static __device__ void thread_sums(const thread_stats *s, float z_max, float t_max, double *sums) {
     const double to_natural = 1.0 / (double)LOG2_E;
-    const double dz = s->z_limit > -INFINITY ? ((double)s->z_base - (double)z_max) * (double)LOG2_E : 0;
+    const double dz = s->z_limit > -INFINITY ? exponent_correction(s->z_offset, z_max) : 0;
+    const double base = s->z_limit > -INFINITY ? (double)s->z_base - (double)z_max : 0;
     const double dt = s->t_limit > -INFINITY ? exponent_correction(s->t_offset, t_max) : 0;
     const double ez = (double)exp2f((float)dz), et = (double)exp2f((float)dt);
     const double z_sum = (double)s->z_sum, t_sum = (double)s->t_sum;
     sums[SUM_Z] = ez * z_sum;
     sums[SUM_T] = et * t_sum;
-    sums[SUM_Z_DOT] = to_natural * ez * ((double)s->z_dot + dz * z_sum);
+    sums[SUM_Z_DOT] = ez * ((double)s->z_dot + base * z_sum);
     sums[SUM_KL] = to_natural * et * moved_dot((double)s->kl_dot, dt - dz, t_sum);
     sums[SUM_RKL] = to_natural * ez * moved_dot((double)s->rkl_dot, dz - dt, z_sum);
     sums[SUM_TOTAL] = (double)s->z_total;
@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 3) tile_stats_kernel(const oh_ti
     const uint4 none = make_uint4(0, 0, 0, 0);
     thread_stats own;
     own.z_max = own.t_max = own.z_limit = own.t_limit = -INFINITY;
-    own.z_base = own.t_offset = 0;
+    own.z_base = own.z_offset = own.t_offset = 0;
     own.z_sum = own.t_sum = own.z_dot = own.kl_dot = own.rkl_dot = own.z_total = 0;
     own.z_vector = own.t_vector = -1;
     own.flags = 0;

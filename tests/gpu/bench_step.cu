@@ -7,7 +7,7 @@
 #include "gpu.cuh"
 
 struct bench_options {
-    int64_t rows = 32768, hidden = 5120, vocab = 248320, chunk = 2048, rounds = 5;
+    int64_t rows = 32768, hidden = 5120, vocab = 248320, chunk = 2048, rounds = 7;
     const char *out = NULL, *backend = "cuda";
     int log = 0;
 };

@@ -65,6 +65,7 @@ template <class T> static T *gpu_alloc(int64_t count) {
     void *address = NULL;
     GPU_CHECK(cudaMalloc(&address, (size_t)count * sizeof(T)));
     GPU_CHECK(cudaMemset(address, 0xff, (size_t)count * sizeof(T)));
+    GPU_CHECK(cudaDeviceSynchronize()); /* streams that don't block on the default one follow */
     return (T *)address;
 }
 
