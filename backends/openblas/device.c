@@ -97,7 +97,8 @@ oh_status ob_device_open(const oh_device_options *options, const oh_host *host, 
         if (d->threads > THREADS_DEFAULT_MAX) d->threads = THREADS_DEFAULT_MAX;
     }
     d->kernels = kernels;
-    snprintf(d->kernel_line, sizeof d->kernel_line, "%s; core %s; tiles %s", blas_config, blas_core, kernels->name);
+    snprintf(d->kernel_line, sizeof d->kernel_line, "%s; core %s; tiles %s (SLEEF)", blas_config, blas_core,
+             kernels->name);
     warn_about_old_kernel(d);
     *device = d;
     return OH_OK;

@@ -6,6 +6,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include <sleef.h>
+
 #define LANES 8
 
 typedef __m256 vf;
@@ -62,10 +64,6 @@ static inline vf vf_min(vf a, vf b) {
 static inline vf vf_abs(vf a) {
     return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
 }
-static inline vf vf_copy_sign(vf magnitude, vf sign) {
-    const vf bit = vf_set1(-0.0f);
-    return _mm256_or_ps(_mm256_andnot_ps(bit, magnitude), _mm256_and_ps(bit, sign));
-}
 static inline float vf_largest(vf a) {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
@@ -100,10 +98,17 @@ static inline vf vf_select(vm m, vf a, vf b) {
     return _mm256_blendv_ps(b, a, m);
 }
 
-static inline vf vf_scale(vf a, vf shifted, vf n) {
-    (void)n;
-    const __m256i bits = _mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127));
-    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23)));
+static inline vf vf_exp(vf x) {
+    return Sleef_expf8_u10avx2(x);
+}
+static inline vf vf_expm1(vf x) {
+    return Sleef_expm1f8_u10avx2(x);
+}
+static inline vf vf_log1p(vf x) {
+    return Sleef_log1pf8_u10avx2(x);
+}
+static inline vf vf_tanh(vf x) {
+    return Sleef_tanhf8_u10avx2(x);
 }
 
 static inline void vf_flush(double *sum, vf x) {

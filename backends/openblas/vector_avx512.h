@@ -12,6 +12,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include <sleef.h>
+
 #define LANES 16
 
 typedef __m512 vf;
@@ -66,10 +68,6 @@ static inline vf vf_min(vf a, vf b) {
 static inline vf vf_abs(vf a) {
     return _mm512_abs_ps(a);
 }
-static inline vf vf_copy_sign(vf magnitude, vf sign) {
-    const vf bit = vf_set1(-0.0f);
-    return _mm512_or_ps(_mm512_andnot_ps(bit, magnitude), _mm512_and_ps(bit, sign));
-}
 static inline float vf_largest(vf a) {
     return _mm512_reduce_max_ps(a);
 }
@@ -103,10 +101,17 @@ static inline vf vf_select(vm m, vf a, vf b) {
     return _mm512_mask_mov_ps(b, m, a);
 }
 
-/* a * 2^n for whole n in [-126, 127]. `shifted` is n + 1.5 * 2^23, whose low bits are those of n. */
-static inline vf vf_scale(vf a, vf shifted, vf n) {
-    (void)shifted;
-    return _mm512_scalef_ps(a, n);
+static inline vf vf_exp(vf x) {
+    return Sleef_expf16_u10avx512f(x);
+}
+static inline vf vf_expm1(vf x) {
+    return Sleef_expm1f16_u10avx512f(x);
+}
+static inline vf vf_log1p(vf x) {
+    return Sleef_log1pf16_u10avx512f(x);
+}
+static inline vf vf_tanh(vf x) {
+    return Sleef_tanhf16_u10avx512f(x);
 }
 
 static inline void vf_flush(double *sum, vf x) {

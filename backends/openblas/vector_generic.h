@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <sleef.h>
+
 #define LANES 4
 
 typedef float vf __attribute__((vector_size(16)));
@@ -97,17 +99,30 @@ static inline vf vf_min(vf a, vf b) {
 static inline vf vf_abs(vf a) {
     return (vf)((vu)a & 0x7fffffffu);
 }
-static inline vf vf_copy_sign(vf magnitude, vf sign) {
-    return (vf)(((vu)magnitude & 0x7fffffffu) | ((vu)sign & 0x80000000u));
-}
 static inline float vf_largest(vf a) {
     const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
     return x > y ? x : y;
 }
 
-static inline vf vf_scale(vf a, vf shifted, vf n) {
-    (void)n;
-    return a * (vf)(((vu)shifted + 127u) << 23);
+/* SLEEF's own vectors are the compiler's: 4 floats in a register. */
+#if defined(__x86_64__)
+#define SLEEF4(name) Sleef_##name##f4_u10sse2
+#elif defined(__aarch64__)
+#define SLEEF4(name) Sleef_##name##f4_u10advsimd
+#else
+#error "SLEEF has no 4-lane functions that this file knows for this processor"
+#endif
+static inline vf vf_exp(vf x) {
+    return (vf)SLEEF4(exp)(x);
+}
+static inline vf vf_expm1(vf x) {
+    return (vf)SLEEF4(expm1)(x);
+}
+static inline vf vf_log1p(vf x) {
+    return (vf)SLEEF4(log1p)(x);
+}
+static inline vf vf_tanh(vf x) {
+    return (vf)SLEEF4(tanh)(x);
 }
 
 static inline void vf_flush(double *sum, vf x) {
