@@ -159,6 +159,10 @@ def test_a_row_that_is_not_finite_is_reported_and_touches_no_other():
     later = onehead.draft_loss(draft, **rest, norm="none")[1]
     assert (later + figures + figures).ratios()["first_nonfinite_row"] == 5
     assert figures.ratios()["nonfinite_rows"] == 1
+    draft[20] = float("inf")
+    behind = onehead.draft_loss(draft, **rest, norm="none")[1]
+    assert behind.ratios()["first_nonfinite_row"] == 20
+    assert (behind + figures).ratios()["first_nonfinite_row"] == (figures + behind).ratios()["first_nonfinite_row"] == 5
 
 
 def test_checkpointing_runs_it_again_with_gradients():
