@@ -19,6 +19,14 @@ static int32_t operand(const oh_formats *f, uint32_t gemm_kinds, int32_t hidden,
     return multiplies(gemm_kinds, natural, OH_F32) ? natural : OH_F32;
 }
 
+/* dz has 24 bits in an f32 tile; rounded to the weight's 8 it would be the largest error of the whole step. A backend
+ * that multiplies f32 by bf16 spares that for the price of one slower product, and spares converting W to f32 for it:
+ * V H 4 bytes kept, or a pass over W a chunk. Who would rather have the 16-bit product asks for tiles of bf16. */
+static int32_t grad_operand(const oh_formats *f, uint32_t gemm_kinds) {
+    if (f->tile_dtype == OH_F32 && f->draft_operand == OH_BF16 && gemm_kinds & OH_GEMM_F32_BF16_F32) return OH_F32;
+    return f->draft_operand;
+}
+
 oh_status oh_formats_choose(oh_formats *formats, const oh_request *request, uint32_t gemm_kinds, uint32_t tile_formats,
                             oh_error *error) {
     const oh_request *r = request;
@@ -38,9 +46,10 @@ oh_status oh_formats_choose(oh_formats *formats, const oh_request *request, uint
     f.gather_target_weight = r->target_vocab != 0;
     f.cast_tile = !multiplies(gemm_kinds, f.draft_operand, f.tile_dtype);
     f.cast_target_tile = !multiplies(gemm_kinds, f.target_operand, f.tile_dtype);
+    f.grad_operand = grad_operand(&f, gemm_kinds);
     /* A 16-bit operand fixes the gradient tile; with f32 operands the tile's own dtype shows what it does. */
-    f.grad_dtype = f.draft_operand != OH_F32 ? f.draft_operand : f.tile_dtype;
-    f.cast_grad = f.grad_dtype != f.draft_operand;
+    f.grad_dtype = f.grad_operand != OH_F32 ? f.grad_operand : f.tile_dtype;
+    f.cast_grad = f.grad_dtype != f.grad_operand;
     *formats = f;
     return OH_OK;
 }

@@ -8,6 +8,7 @@ typedef struct oh_formats {
     int32_t tile;                                  /* oh_tile_format, never auto */
     int32_t tile_dtype;                            /* of a tile's elements */
     int32_t draft_operand, target_operand;         /* dtype of gathered hidden states and weight in products */
+    int32_t grad_operand;                          /* of dz in products: with W (draft_operand), D (scaled, the same) */
     int32_t grad_dtype;                            /* of the gradient tile, which overwrites the draft tile */
     int32_t convert_weight, convert_target_weight; /* the weight's own dtype is not its operand dtype */
     int32_t gather_target_weight; /* the target's head is multiplied a second time, by the draft's columns alone */

@@ -109,7 +109,7 @@ void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh
     const oh_formats *f = &input->formats;
     const int64_t blocks = choice->chunk / r->objective.block_size;
     const int64_t operand = oh_dtype_size(f->draft_operand), target_operand = oh_dtype_size(f->target_operand);
-    const int64_t tile = oh_dtype_size(f->tile_dtype);
+    const int64_t tile = oh_dtype_size(f->tile_dtype), grad_operand = oh_dtype_size(f->grad_operand);
     const int64_t target_hidden = r->target_hidden ? r->target_hidden : r->hidden;
     const int has_grad = (r->produce & OH_PRODUCE_GRAD) != 0, head = (r->produce & OH_PRODUCE_HEAD_GRAD) != 0;
     memset(layout, 0, sizeof *layout);
@@ -139,8 +139,8 @@ void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh
     bytes[OH_BUFFER_ROW_SCALE] = bytes[OH_BUFFER_ROW_LABEL] = rows_by(rows, 1, 4);
     bytes[OH_BUFFER_DRAFT_ROWS] = rows_by(rows, r->hidden, operand);
     bytes[OH_BUFFER_TARGET_ROWS] = rows_by(layout->target_tile_rows, target_hidden, target_operand);
-    if (r->produce & OH_PRODUCE_BIAS_GRAD) bytes[OH_BUFFER_BIAS_SCALE] = rows_by(rows, 2, operand);
-    if (head) bytes[OH_BUFFER_SCALED_ROWS] = rows_by(rows, r->hidden, operand);
+    if (r->produce & OH_PRODUCE_BIAS_GRAD) bytes[OH_BUFFER_BIAS_SCALE] = rows_by(rows, 2, grad_operand);
+    if (head) bytes[OH_BUFFER_SCALED_ROWS] = rows_by(rows, r->hidden, grad_operand);
     if (has_grad) bytes[OH_BUFFER_GRAD_ROWS] = rows_by(rows, r->hidden, 4);
     bytes[OH_BUFFER_DRAFT_TILE] = rows_by(rows, layout->tile_ld, tile);
     bytes[OH_BUFFER_TARGET_TILE] = rows_by(layout->target_tile_rows, layout->tile_ld, tile);

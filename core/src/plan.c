@@ -69,7 +69,7 @@ static int64_t gemm_scratch(void *user, const oh_formats *f, const oh_layout *la
          .m = rows,
          .n = r->hidden,
          .k = columns,
-         .a_dtype = f->draft_operand,
+         .a_dtype = f->grad_operand,
          .b_dtype = f->draft_operand,
          .c_dtype = OH_F32},
         {.op = OH_GEMM_TN,
@@ -77,8 +77,8 @@ static int64_t gemm_scratch(void *user, const oh_formats *f, const oh_layout *la
          .m = columns,
          .n = r->hidden,
          .k = rows,
-         .a_dtype = f->draft_operand,
-         .b_dtype = f->draft_operand,
+         .a_dtype = f->grad_operand,
+         .b_dtype = f->grad_operand,
          .c_dtype = OH_F32},
     };
     int64_t bytes = 0;

@@ -146,7 +146,7 @@ oh_status oh_step_scale_rows(oh_step *step, const oh_chunk *chunk) {
                          .row_scale = oh_step_buffer(step, OH_BUFFER_ROW_SCALE),
                          .dst = oh_step_buffer(step, OH_BUFFER_SCALED_ROWS),
                          .dst_ld = r->hidden,
-                         .dst_dtype = plan->formats.draft_operand};
+                         .dst_dtype = plan->formats.grad_operand};
     if (plan->formats.tile == OH_TILE_DIFF) { /* the gathered rows are D - G there: gather D itself, then scale */
         const oh_copy_rows gather = {.rows = chunk->compact_rows,
                                      .columns = r->hidden,
@@ -160,6 +160,7 @@ oh_status oh_step_scale_rows(oh_step *step, const oh_chunk *chunk) {
         const oh_status status = oh_traced_copy_rows(step, OH_SPAN_GATHER_DRAFT, &gather);
         if (status != OH_OK) return status;
         copy.src = copy.dst;
+        copy.src_dtype = copy.dst_dtype;
     }
     return oh_traced_copy_rows(step, OH_SPAN_SCALE_ROWS, &copy);
 }
@@ -259,7 +260,7 @@ static oh_status grad_operand(oh_step *step, int64_t rows, int64_t at, int64_t c
                                .src_dtype = f->grad_dtype,
                                .dst = oh_step_buffer(step, OH_BUFFER_CAST),
                                .dst_ld = columns,
-                               .dst_dtype = f->draft_operand};
+                               .dst_dtype = f->grad_operand};
     *operand = copy.dst;
     *ld = columns;
     return oh_traced_copy_rows(step, OH_SPAN_WIDEN_GRAD, &copy);
@@ -268,7 +269,7 @@ static oh_status grad_operand(oh_step *step, int64_t rows, int64_t at, int64_t c
 /* db[first..] += dz^T s, s the rows' weights: as one column in f32, as two whose sum is closer in 16 bits. */
 static oh_status bias_product(oh_step *step, const oh_chunk *chunk, const void *dz, int64_t ld, int64_t first,
                               int64_t columns) {
-    const int32_t dtype = step->plan->formats.draft_operand;
+    const int32_t dtype = step->plan->formats.grad_operand;
     char *scale = oh_step_buffer(step, OH_BUFFER_BIAS_SCALE);
     for (int half = 0; half < (dtype == OH_F32 ? 1 : 2); ++half) {
         const oh_gemm product = {.op = OH_GEMM_TN,
@@ -292,7 +293,7 @@ static oh_status bias_product(oh_step *step, const oh_chunk *chunk, const void *
 }
 
 oh_status oh_step_scale_bias(oh_step *step, const oh_chunk *chunk) {
-    const int32_t dtype = step->plan->formats.draft_operand;
+    const int32_t dtype = step->plan->formats.grad_operand;
     char *scale = oh_step_buffer(step, OH_BUFFER_BIAS_SCALE);
     oh_copy_rows copy = {.rows = chunk->compact_rows,
                          .columns = 1,
@@ -315,7 +316,7 @@ oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_s
                                 int64_t count) {
     const oh_plan *plan = step->plan;
     const oh_request *r = &plan->request;
-    const int32_t dtype = plan->formats.draft_operand;
+    const int32_t dtype = plan->formats.grad_operand;
     const int64_t head_ld = step->out->lm_head_grad_ld ? step->out->lm_head_grad_ld : r->hidden;
     for (int64_t done = 0; done < count; done += plan->layout.choice.weight_panel) {
         const int64_t left = count - done;
@@ -338,7 +339,7 @@ oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_s
                                      .a_dtype = dtype,
                                      .b = w.rows,
                                      .ldb = w.ld,
-                                     .b_dtype = dtype,
+                                     .b_dtype = plan->formats.draft_operand,
                                      .c = oh_step_buffer(step, OH_BUFFER_GRAD_ROWS),
                                      .ldc = r->hidden,
                                      .c_dtype = OH_F32};

@@ -9,14 +9,15 @@
 typedef struct kind {
     const char *name;
     uint32_t bit;
-    int32_t operand, result;
+    int32_t a, b, result; /* dtypes */
 } kind;
 
-static const kind kinds[] = {{"f32", OH_GEMM_F32_F32, OH_F32, OH_F32},
-                             {"bf16", OH_GEMM_BF16_F32, OH_BF16, OH_F32},
-                             {"f16", OH_GEMM_F16_F32, OH_F16, OH_F32},
-                             {"bf16-bf16", OH_GEMM_BF16_BF16, OH_BF16, OH_BF16},
-                             {"f16-f16", OH_GEMM_F16_F16, OH_F16, OH_F16}};
+static const kind kinds[] = {{"f32", OH_GEMM_F32_F32, OH_F32, OH_F32, OH_F32},
+                             {"bf16", OH_GEMM_BF16_F32, OH_BF16, OH_BF16, OH_F32},
+                             {"f16", OH_GEMM_F16_F32, OH_F16, OH_F16, OH_F32},
+                             {"bf16-bf16", OH_GEMM_BF16_BF16, OH_BF16, OH_BF16, OH_BF16},
+                             {"f16-f16", OH_GEMM_F16_F16, OH_F16, OH_F16, OH_F16},
+                             {"f32-bf16", OH_GEMM_F32_BF16_F32, OH_F32, OH_BF16, OH_F32}};
 
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
@@ -57,11 +58,11 @@ static void open_matrices(kit *k, product *p, const kind *of, const shape *s, fi
     oh_gemm *g = &p->g;
     p->a_rows = g->op == OH_GEMM_TN ? s->k : s->m, p->a_columns = g->op == OH_GEMM_TN ? s->m : s->k;
     p->b_rows = g->op == OH_GEMM_NT ? s->n : s->k, p->b_columns = g->op == OH_GEMM_NT ? s->k : s->n;
-    p->a = draw_matrix(k, "a", p->a_rows * p->a_columns, how, of->operand);
-    p->b = draw_matrix(k, "b", p->b_rows * p->b_columns, how, of->operand);
+    p->a = draw_matrix(k, "a", p->a_rows * p->a_columns, how, of->a);
+    p->b = draw_matrix(k, "b", p->b_rows * p->b_columns, how, of->b);
     p->c = draw_matrix(k, "c", s->m * s->n, how, of->result);
     g->m = s->m, g->n = s->n, g->k = s->k;
-    g->a_dtype = g->b_dtype = of->operand, g->c_dtype = of->result;
+    g->a_dtype = of->a, g->b_dtype = of->b, g->c_dtype = of->result;
     g->lda = p->a_columns + s->pad, g->ldb = p->b_columns + s->pad, g->ldc = s->n + s->pad;
 }
 
@@ -78,7 +79,7 @@ static void open_buffers(kit *k, product *p, const shape *s) {
     if (scratch < 0) {
         kit_fail(k, "gemm_scratch = %lld, expected bytes", (long long)scratch);
     } else if (scratch > 0) {
-        g->scratch = kit_at(kit_bytes(k, "scratch", KIT_OUT, NULL, scratch));
+        g->scratch = kit_at(kit_bytes(k, "scratch", KIT_SCRATCH, NULL, scratch));
         g->scratch_bytes = scratch;
     }
 }
@@ -100,8 +101,8 @@ static void judge(kit *k, const product *p, const kind *of, fill how) {
                 squares += a * b * a * b;
             }
             want[at] = how == FILL_EXACT ? float_round(sum, of->result) : sum;
-            bound[at] = gemm_bound(g->k, of->operand, of->result, sum, size);
-            spread[at] = gemm_spread(g->k, of->operand, of->result, sum, squares);
+            bound[at] = gemm_bound(g->k, of->b, of->result, sum, size);
+            spread[at] = gemm_spread(g->k, of->b, of->result, sum, squares);
         }
     verdict_judge(k, &(verdict){.what = "C",
                                 .rows = g->m,
@@ -194,12 +195,12 @@ static void check_unclaimed(kit *k) {
     for (int i = 0; i < KINDS; ++i) {
         if (k->table->gemm_kinds & kinds[i].bit) continue;
         oh_gemm g = p.g;
-        g.a_dtype = g.b_dtype = kinds[i].operand, g.c_dtype = kinds[i].result;
+        g.a_dtype = kinds[i].a, g.b_dtype = kinds[i].b, g.c_dtype = kinds[i].result;
         kit_refused(k, kit_run_gemm, &g, "a product of dtypes that gemm_kinds doesn't claim", OH_UNSUPPORTED);
     }
     oh_gemm g = p.g;
-    g.b_dtype = OH_BF16;
-    kit_refused(k, kit_run_gemm, &g, "a product of f32 and bf16", OH_UNSUPPORTED);
+    g.b_dtype = OH_F16;
+    kit_refused(k, kit_run_gemm, &g, "a product of f32 and f16", OH_UNSUPPORTED);
     g = p.g;
     g.c_dtype = OH_I32;
     kit_refused(k, kit_run_gemm, &g, "a product into i32", OH_UNSUPPORTED);

@@ -4,7 +4,9 @@
  * partial sum, which is at most size = sum |a b| + |c|. A product of two f32 is rounded once more, or fused; one of two
  * 16-bit numbers is exact. So (k + 1) units of size whatever the order of the additions, and one rounding of the result.
  *
- * The unit is 2^-24 for f32 operands. Matrix units that multiply 16-bit operands cut off instead of rounding: 2^-23.
+ * The unit is 2^-24 for f32 operands. Matrix units that multiply 16-bit operands cut off instead of rounding: 2^-23; so
+ * where either operand has 16 bits. (A product of f32 and bf16 may be three of bf16, of the leading, middle and last
+ * 8 bits: k roundings in each, but those of the other two weigh 2^-8 and less.)
  *
  * Where the terms have random signs, partial sums are like sqrt(sum (a b)^2) instead, and k roundings of random sign
  * like sqrt(k) of them: gemm_spread. */

@@ -302,7 +302,7 @@ static bool run_once(kit *k, kit_call *call, const void *arguments) {
 static bool run_again(kit *k, kit_call *call, const void *arguments) {
     unsigned char *before[KIT_BUFFER_MAX] = {NULL};
     for (int i = 0; i < k->buffer_count; ++i) {
-        if (k->buffers[i].role == KIT_IN) continue;
+        if (k->buffers[i].role == KIT_IN || k->buffers[i].role == KIT_SCRATCH) continue;
         before[i] = kit_host(k, (int64_t)k->buffers[i].total, 1);
         if (!before[i]) return false;
         memcpy(before[i], k->buffers[i].now, k->buffers[i].total);

@@ -18,9 +18,10 @@
 #include "operations.h"
 
 typedef enum kit_role {
-    KIT_IN,     /* may not change */
-    KIT_OUT,    /* NaN before each run: an operation that reads it is found out */
-    KIT_IN_OUT, /* holds its image before each run */
+    KIT_IN,      /* may not change */
+    KIT_OUT,     /* NaN before each run: an operation that reads it is found out */
+    KIT_IN_OUT,  /* holds its image before each run */
+    KIT_SCRATCH, /* NaN before each run; what it holds afterwards is no result */
 } kit_role;
 
 /* Device memory with guards. Rows of row_bytes lie `stride` apart; all other bytes, those between rows and those around

@@ -104,6 +104,8 @@ typedef struct oh_gemm {
 #define OH_GEMM_F16_F32 (1u << 2)   /* f16 x f16 -> f32 */
 #define OH_GEMM_BF16_BF16 (1u << 3) /* bf16 x bf16 -> bf16, rounded once from the f32 sum */
 #define OH_GEMM_F16_F16 (1u << 4)   /* f16 x f16 -> f16, rounded once from the f32 sum */
+/* A f32, B bf16 -> f32, without rounding A: dz W where the gradient tile is f32 and the weight bf16. */
+#define OH_GEMM_F32_BF16_F32 (1u << 5)
 
 /* Copies rows between two row-major matrices: gather, scatter, convert, scale, subtract and zero in one operation.
  * For i in [0, rows), with m = map ? map[i] : i:
