@@ -12,12 +12,10 @@ typedef struct kind {
     int32_t a, b, result; /* dtypes */
 } kind;
 
-static const kind kinds[] = {{"f32", OH_GEMM_F32_F32, OH_F32, OH_F32, OH_F32},
-                             {"bf16", OH_GEMM_BF16_F32, OH_BF16, OH_BF16, OH_F32},
-                             {"f16", OH_GEMM_F16_F32, OH_F16, OH_F16, OH_F32},
-                             {"bf16-bf16", OH_GEMM_BF16_BF16, OH_BF16, OH_BF16, OH_BF16},
-                             {"f16-f16", OH_GEMM_F16_F16, OH_F16, OH_F16, OH_F16},
-                             {"f32-bf16", OH_GEMM_F32_BF16_F32, OH_F32, OH_BF16, OH_F32}};
+static const kind kinds[] = {
+    {"f32", OH_GEMM_F32_F32, OH_F32, OH_F32, OH_F32},     {"bf16", OH_GEMM_BF16_F32, OH_BF16, OH_BF16, OH_F32},
+    {"f16", OH_GEMM_F16_F32, OH_F16, OH_F16, OH_F32},     {"bf16-bf16", OH_GEMM_BF16_BF16, OH_BF16, OH_BF16, OH_BF16},
+    {"f16-f16", OH_GEMM_F16_F16, OH_F16, OH_F16, OH_F16}, {"f32-bf16", OH_GEMM_F32_BF16_F32, OH_F32, OH_BF16, OH_F32}};
 
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
