@@ -1,7 +1,8 @@
 """Which GPUs a module has machine code for, read from its .nv_fatbin section: cuda_code.py MODULE ARCHITECTURE...
 
 Fails unless every named architecture (90, 100, ...) is there as machine code and the last one as PTX too, so that
-nothing is compiled when the module is loaded and later GPUs can still run it. cuobjdump would say the same, but belongs
+nothing is compiled when the module is loaded and later GPUs can still run it, and unless oh_backend_v1 is all that the
+module exports: the CUDA runtime in it must not be taken for another's. cuobjdump would say the same, but belongs
 to another package than nvcc.
 """
 import struct
@@ -37,7 +38,14 @@ def entries(data):
         at = end
 
 
+def exports(module):
+    listed = subprocess.run(["nm", "-D", "--defined-only", module], check=True, capture_output=True, text=True).stdout
+    return [line.split()[-1] for line in listed.splitlines()]
+
+
 def main(module, architectures):
+    if exports(module) != ["oh_backend_v1"]:
+        sys.exit(f"exports {exports(module)}, expected oh_backend_v1 alone")
     found = sorted(set(entries(section(module, ".nv_fatbin"))))
     wanted = [(MACHINE_CODE, architecture) for architecture in architectures] + [(PTX, architectures[-1])]
     print(f"{module}: {[('PTX ' if kind == PTX else 'sm_') + str(architecture) for kind, architecture in found]}")
