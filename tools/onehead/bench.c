@@ -104,34 +104,21 @@ static void summarise(bench_case *c) {
 
 /* --------------------------------------------------------------------------------------------------------- groups ---- */
 
-static oh_status add_result(bench_output *output, bench_result **result, oh_error *error) {
-    if (output->count == output->capacity) {
-        const int64_t capacity = output->capacity > 0 ? 2 * output->capacity : BENCH_CASES_MAX;
-        bench_result *const grown = realloc(output->results, (size_t)capacity * sizeof *grown);
-        if (grown == NULL) return error_line(error, OH_OUT_OF_MEMORY, "results", "out of memory");
-        output->results = grown;
-        output->capacity = capacity;
-    }
-    *result = &output->results[output->count++];
-    memset(*result, 0, sizeof **result);
+/* Room for `count` more results: cases of a group point to theirs. */
+static oh_status reserve(bench_output *output, int64_t count, oh_error *error) {
+    const int64_t needed = output->count + count;
+    if (needed <= output->capacity) return OH_OK;
+    const int64_t capacity = 2 * needed;
+    bench_result *const grown = realloc(output->results, (size_t)capacity * sizeof *grown);
+    if (grown == NULL) return error_line(error, OH_OUT_OF_MEMORY, "results", "out of memory");
+    output->results = grown;
+    output->capacity = capacity;
     return OH_OK;
 }
 
-/* Room for all results of a group first: cases point to them. */
-static oh_status reserve(bench_output *output, int64_t count, oh_error *error) {
-    bench_result *result;
-    oh_status status = OH_OK;
-    const int64_t before = output->count;
-    for (int64_t i = 0; i < count && status == OH_OK; i++)
-        status = add_result(output, &result, error);
-    output->count = before;
-    return status;
-}
-
 static void open_case(bench_run *b, bench_output *output, oh_request request, const char *series) {
-    bench_result *result = NULL;
+    bench_result *const result = &output->results[output->count++]; /* reserved */
     oh_error said;
-    (void)add_result(output, &result, &said); /* reserved */
     *result = (bench_result){.series = series,
                              .policy = request.policy,
                              .tile = request.tile,
@@ -161,7 +148,7 @@ static oh_status open_cases(bench_run *b, bench_output *output, const char *seri
     const bench_setup *const setup = b->setup;
     b->cases = calloc((size_t)setup->policy_count * (size_t)setup->tile_count, sizeof *b->cases);
     if (b->cases == NULL) return error_line(error, OH_OUT_OF_MEMORY, "results", "out of memory");
-    const oh_status status = reserve(output, setup->policy_count * setup->tile_count, error);
+    const oh_status status = reserve(output, (int64_t)setup->policy_count * setup->tile_count, error);
     if (status != OH_OK) return status;
     output->log_count = 0;
     for (int p = 0; p < setup->policy_count; p++) {

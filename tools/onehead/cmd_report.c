@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -35,10 +36,8 @@ static oh_status find_script(char *path, size_t size, oh_error *error) {
     char *const slash = strrchr(command, '/');
     if (slash == NULL) return error_line(error, OH_IO, command, "expected an absolute path");
     slash[1] = '\0';
-    const size_t needed = strlen(command) + sizeof ONEHEAD_BIN_TO_DATA "/report.py";
-    if (needed > size) return error_line(error, OH_IO, command, "too long a path");
-    strcpy(path, command);
-    strcat(path, ONEHEAD_BIN_TO_DATA "/report.py");
+    const int needed = snprintf(path, size, "%s" ONEHEAD_BIN_TO_DATA "/report.py", command);
+    if (needed < 0 || (size_t)needed >= size) return error_line(error, OH_IO, command, "too long a path");
     if (access(path, R_OK) == 0) return OH_OK;
     return error_line(error, OH_IO, path, "can't read: %s", strerror(errno));
 }
