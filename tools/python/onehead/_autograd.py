@@ -54,10 +54,9 @@ class DraftLoss(torch.autograd.Function):
         ctx.dtypes = (draft.dtype, weight.dtype, torch.float32)
         ctx.used = False
         ctx.save_for_backward(step.draft_grad, step.head_grad, step.bias_grad)
-        loss = step.data[-3].to(torch.float32)
         ctx.mark_non_differentiable(step.data)
         ctx.set_materialize_grads(False)
-        return loss, step.data, step.rows
+        return step.loss, step.data, step.rows
 
     @staticmethod
     @torch.autograd.function.once_differentiable

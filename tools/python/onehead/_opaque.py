@@ -58,7 +58,7 @@ if AVAILABLE:
         step = run_step(opts, batch, opts.produce | gradients(*needs), norm=norm, trains=needs[1])
         grads = (step.draft_grad, step.head_grad, step.bias_grad)
         kept = [draft.new_empty(0, dtype=torch.float32) if grad is None else grad for grad in grads]
-        return step.data[-3].to(torch.float32), step.data, kept[0], kept[1], kept[2]
+        return step.loss, step.data, kept[0], kept[1], kept[2]
 
     @_draft_loss.register_fake
     def _fake(draft, weight, bias, target, target_weight, target_bias, target_row, labels, mask, draft_to_target, norm, options, needs):  # type: ignore[no-untyped-def]

@@ -38,6 +38,7 @@ class Step:
     """What a step leaves behind, all on the batch's device."""
 
     data: Tensor  # f64: the sums, then loss, numerator, denominator
+    loss: Tensor  # f32 scalar
     draft_grad: Optional[Tensor] = None  # [T, H]
     head_grad: Optional[Tensor] = None  # f32 [V, H]
     bias_grad: Optional[Tensor] = None  # f32 [V]
@@ -163,20 +164,36 @@ def _allocate(options: Options, batch: Batch, produce: int) -> Dict[str, Tensor]
     return made
 
 
-def _figures(plan: Plan, workspace: Tensor, count: int, norm: Union[Tensor, float, None]) -> Tensor:
-    """Copies what the step summed out of the workspace, and divides by a caller's own N."""
-    sums_at, loss_at = plan.sums_at()
-    if norm is None and loss_at == sums_at + 8 * count:
-        if workspace.device.type == "cpu":
-            return torch.frombuffer(bytearray(C.string_at(sums_at, 8 * (count + 3))), dtype=torch.float64)
-        return workspace.narrow(0, (sums_at - workspace.data_ptr()) // 8, count + 3).clone()
-    first = (sums_at - workspace.data_ptr()) // 8
-    sums = workspace.narrow(0, first, count)
-    loss = workspace.narrow(0, first + (loss_at - sums_at) // 8, 3)
-    if norm is not None:
-        n = norm.detach().to(loss).reshape(1) if isinstance(norm, Tensor) else loss.new_full((1,), norm)
-        loss = torch.cat((loss[1:2] * inverse(n), loss[1:2], n))
-    return torch.cat((sums, loss))
+class _Figures:
+    """Step.data and Step.loss, which lie in the workspace only until the next run."""
+
+    def __init__(self, count: int, device: torch.device, norm: Union[Tensor, float, None]) -> None:
+        self._count, self._norm = count, norm
+        # On a CPU into tensors made before the step, not by PyTorch's operations after it: once a step has been through
+        # the caches, a single one of those costs as much as all of this.
+        self._plain = norm is None and device.type == "cpu"
+        if self._plain:
+            self.data = torch.empty(count + 3, dtype=torch.float64)
+            self.loss = torch.empty((), dtype=torch.float32)
+            self._data_at, self._loss_at = self.data.data_ptr(), self.loss.data_ptr()
+
+    def copy(self, plan: Plan, workspace: Tensor) -> None:
+        """Copies the last run's figures, and divides by a caller's own N."""
+        sums_at, loss_at = plan.sums_at()
+        if self._plain:
+            C.memmove(self._data_at, sums_at, 8 * self._count)
+            C.memmove(self._data_at + 8 * self._count, loss_at, 24)
+            C.c_float.from_address(self._loss_at).value = C.c_double.from_address(loss_at).value
+            return
+        first = (sums_at - workspace.data_ptr()) // 8
+        sums = workspace.narrow(0, first, self._count)
+        loss = workspace.narrow(0, first + (loss_at - sums_at) // 8, 3)
+        if self._norm is not None:
+            norm = self._norm
+            n = norm.detach().to(loss).reshape(1) if isinstance(norm, Tensor) else loss.new_full((1,), norm)
+            loss = torch.cat((loss[1:2] * inverse(n), loss[1:2], n))
+        self.data = torch.cat((sums, loss))
+        self.loss = self.data[-3].to(torch.float32)
 
 
 def inverse(n: Tensor) -> Tensor:
@@ -211,6 +228,7 @@ def run_step(
     device = batch.draft.device
     context = context_for(options.backend, device, options.threads)
     inputs, made = _inputs(batch, host), _allocate(options, batch, produce)
+    figures = _Figures(sum_count(options), device, norm)
     outputs = S.Outputs(**{name: tensor.data_ptr() or _NOWHERE for name, tensor in made.items()})
     shape = shape_of(options, host, produce, trains)
     with context.lock, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
@@ -219,12 +237,12 @@ def run_step(
         inputs.workspace, inputs.workspace_bytes = workspace.data_ptr(), workspace.numel() * 8
         inputs.stream = context.stream()
         plan.run(inputs, outputs, (batch.weight, batch.target_weight))
-        data = _figures(plan, workspace, sum_count(options), norm)
-    return _collect(produce, made, data)
+        figures.copy(plan, workspace)
+    return _collect(produce, made, figures)
 
 
-def _collect(produce: int, made: Dict[str, Tensor], data: Tensor) -> Step:
-    step = Step(data, made.get("draft_grad"), made.get("lm_head_grad"), made.get("bias_grad"))
+def _collect(produce: int, made: Dict[str, Tensor], figures: _Figures) -> Step:
+    step = Step(figures.data, figures.loss, made.get("draft_grad"), made.get("lm_head_grad"), made.get("bias_grad"))
     if "topk_id" in made:
         step.topk = made["topk_id"], made["topk_logprob"]
     if produce & S.PRODUCE_ROWS:

@@ -225,7 +225,7 @@ def draft_loss(
         loss, data, row_figures = DraftLoss.apply(*batch[:3], batch, options, given)
         return loss, Metrics(data, spec, row_figures)
     step = run_step(options, batch, options.produce, norm=given, trains=lm_head.requires_grad)
-    return step.data[-3].to(torch.float32), Metrics(step.data, spec, step.rows)
+    return step.loss, Metrics(step.data, spec, step.rows)
 
 
 class TopK(NamedTuple):
