@@ -28,7 +28,7 @@ static bool has_format(const kit *k, conform_op op) {
 /* Enqueues both samples in turn, then waits for both. */
 static void interleave(kit *k, kit both[2], const kit_sample samples[2]) {
     for (int i = 0; i < 2; ++i)
-        if (!kit_prepare(&both[i])) return;
+        if (!samples[i].call || !kit_prepare(&both[i])) return;
     for (int i = 0; i < 2; ++i)
         if (samples[i].call(&both[i].seat, samples[i].arguments) != OH_OK) kit_fail(k, "queue %d: a call failed", i);
     for (int i = 1; i >= 0; --i)
@@ -41,7 +41,7 @@ static void check_two_queues(kit *k, const kit_sample_kind *kind) {
     if (!kit_begin(k, kind->op, "%s/two-queues", kind->name)) return;
     kit both[2];
     conform_report reports[2];
-    kit_sample samples[2];
+    kit_sample samples[2] = {{.call = NULL}, {.call = NULL}};
     kit_seat seats[2] = {k->seat, k->seat};
     oh_queue *queue = NULL;
     if (k->table->queue_open(k->seat.device, NULL, &queue) != OH_OK || !queue)
@@ -95,7 +95,7 @@ static void *work(void *argument) {
     for (int round = 0; round < ROUNDS; ++round) {
         const bool ready = kit_prepare(k);
         pthread_barrier_wait(w->barrier);
-        if (!ready) continue;
+        if (!ready || !sample.call) continue;
         if (sample.call(&k->seat, sample.arguments) != OH_OK || k->table->queue_wait(k->seat.queue) != OH_OK)
             kit_fail(k, "a call failed in round %d", round);
         if (kit_collect(k)) sample.judge(k, sample.state);

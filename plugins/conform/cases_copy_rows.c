@@ -133,27 +133,27 @@ static void check_copy(kit *k, int32_t from, int32_t to, const shape *s, unsigne
 /* In place, for scaling: dst is src. */
 static void check_in_place(kit *k, int32_t dtype) {
     if (!kit_begin(k, CONFORM_COPY_ROWS, "copy_rows/%s/in-place", float_name(dtype))) return;
-    enum { ROWS = 11, COLUMNS = 83, LD = 90 };
-    double *values = draw_rows(k, "src", ROWS * COLUMNS, true, dtype), *want = kit_doubles(k, ROWS * COLUMNS);
+    const int64_t rows = 11, columns = 83, ld = 90;
+    double *values = draw_rows(k, "src", rows * columns, true, dtype), *want = kit_doubles(k, rows * columns);
     const float factor = 0.5f;
-    kit_buffer *data = kit_matrix(k, "src and dst", KIT_IN_OUT, values, ROWS, COLUMNS, LD, 1, dtype, 1000);
-    oh_copy_rows c = {.rows = ROWS,
-                      .columns = COLUMNS,
+    kit_buffer *data = kit_matrix(k, "src and dst", KIT_IN_OUT, values, rows, columns, ld, 1, dtype, 1000);
+    oh_copy_rows c = {.rows = rows,
+                      .columns = columns,
                       .src = kit_at(data),
-                      .src_ld = LD,
+                      .src_ld = ld,
                       .factor = kit_at(kit_bytes(k, "factor", KIT_IN, &factor, 4)),
                       .dst = kit_at(data),
-                      .dst_ld = LD,
+                      .dst_ld = ld,
                       .src_dtype = dtype,
                       .dst_dtype = dtype};
     if (kit_run(k, kit_run_copy_rows, &c)) {
-        for (int64_t i = 0; i < ROWS * COLUMNS; ++i)
+        for (int64_t i = 0; i < rows * columns; ++i)
             want[i] = values[i] / 2;
         verdict_judge(k, &(verdict){.what = "dst",
-                                    .rows = ROWS,
-                                    .columns = COLUMNS,
+                                    .rows = rows,
+                                    .columns = columns,
                                     .want = want,
-                                    .got = kit_values(k, data, ROWS, COLUMNS, LD, dtype)});
+                                    .got = kit_values(k, data, rows, columns, ld, dtype)});
     }
     kit_end(k);
 }
@@ -197,61 +197,61 @@ static double hard_number(uint64_t key, int64_t i, int32_t from, int32_t to) {
 
 static void check_conversion(kit *k, int32_t from, int32_t to) {
     if (!kit_begin(k, CONFORM_COPY_ROWS, "copy_rows/%s-%s/convert", float_name(from), float_name(to))) return;
-    enum { SIDE = 256 };
+    const int64_t side = 256;
     const uint64_t key = kit_stream(k, "src");
-    double *values = kit_doubles(k, SIDE * SIDE), *want = kit_doubles(k, SIDE * SIDE),
-           *bound = kit_doubles(k, SIDE * SIDE);
-    for (int64_t i = 0; kit_going(k) && i < SIDE * SIDE; ++i) {
+    double *values = kit_doubles(k, side * side), *want = kit_doubles(k, side * side),
+           *bound = kit_doubles(k, side * side);
+    for (int64_t i = 0; kit_going(k) && i < side * side; ++i) {
         values[i] = hard_number(key, i, from, to);
         want[i] = float_round(values[i], to);
         /* Hardware that flushes f32's and bf16's subnormals is right too. */
         bound[i] = to != OH_F16 && fabs(want[i]) <= 0x1p-126 ? 0x1p-126 : 0;
     }
-    kit_buffer *src = kit_matrix(k, "src", KIT_IN, values, SIDE, SIDE, SIDE, 0, from, 0);
-    kit_buffer *dst = kit_matrix(k, "dst", KIT_OUT, NULL, SIDE, SIDE, SIDE, 0, to, 0);
-    oh_copy_rows c = {.rows = SIDE,
-                      .columns = SIDE,
+    kit_buffer *src = kit_matrix(k, "src", KIT_IN, values, side, side, side, 0, from, 0);
+    kit_buffer *dst = kit_matrix(k, "dst", KIT_OUT, NULL, side, side, side, 0, to, 0);
+    oh_copy_rows c = {.rows = side,
+                      .columns = side,
                       .src = kit_at(src),
-                      .src_ld = SIDE,
+                      .src_ld = side,
                       .dst = kit_at(dst),
-                      .dst_ld = SIDE,
+                      .dst_ld = side,
                       .src_dtype = from,
                       .dst_dtype = to};
     if (kit_run(k, kit_run_copy_rows, &c))
         verdict_judge(k, &(verdict){.what = "dst",
-                                    .rows = SIDE,
-                                    .columns = SIDE,
+                                    .rows = side,
+                                    .columns = side,
                                     .want = want,
                                     .bound = bound,
                                     .row_part = 1,
                                     .all_part = 1,
-                                    .got = kit_values(k, dst, SIDE, SIDE, SIDE, to)});
+                                    .got = kit_values(k, dst, side, side, side, to)});
     kit_end(k);
 }
 
 /* A map of -1 alone needs no source. */
 static void check_zero(kit *k) {
     if (!kit_begin(k, CONFORM_COPY_ROWS, "copy_rows/zero")) return;
-    enum { ROWS = 4, COLUMNS = 37 };
-    static const int32_t map[ROWS] = {-1, -1, -1, -1};
-    kit_buffer *dst = kit_matrix(k, "dst", KIT_OUT, NULL, ROWS, COLUMNS, COLUMNS + 2, 1, OH_F32, 0);
-    double *want = kit_doubles(k, ROWS * COLUMNS);
-    oh_copy_rows c = {.rows = ROWS,
-                      .columns = COLUMNS,
+    const int64_t rows = 4, columns = 37;
+    static const int32_t map[4] = {-1, -1, -1, -1};
+    kit_buffer *dst = kit_matrix(k, "dst", KIT_OUT, NULL, rows, columns, columns + 2, 1, OH_F32, 0);
+    double *want = kit_doubles(k, rows * columns);
+    oh_copy_rows c = {.rows = rows,
+                      .columns = columns,
                       .map = kit_at(kit_bytes(k, "map", KIT_IN, map, sizeof map)),
                       .src = kit_at(dst),
-                      .src_ld = COLUMNS + 2,
+                      .src_ld = columns + 2,
                       .dst = kit_at(dst),
-                      .dst_ld = COLUMNS + 2};
-    kit_buffer *src = kit_matrix(k, "src", KIT_IN, want, 1, COLUMNS, COLUMNS, 0, OH_F32, 0);
+                      .dst_ld = columns + 2};
+    kit_buffer *src = kit_matrix(k, "src", KIT_IN, want, 1, columns, columns, 0, OH_F32, 0);
     c.src = kit_at(src);
     if (kit_run(k, kit_run_copy_rows, &c))
         verdict_judge(k, &(verdict){.what = "dst",
-                                    .rows = ROWS,
-                                    .columns = COLUMNS,
+                                    .rows = rows,
+                                    .columns = columns,
                                     .want = want,
                                     .may_be_zero = 1,
-                                    .got = kit_values(k, dst, ROWS, COLUMNS, COLUMNS + 2, OH_F32)});
+                                    .got = kit_values(k, dst, rows, columns, columns + 2, OH_F32)});
     kit_end(k);
 }
 

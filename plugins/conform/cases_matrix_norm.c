@@ -39,14 +39,14 @@ static void check_norm(kit *k, int32_t dtype, int64_t rows, int64_t columns, int
 /* A NaN isn't lost in a maximum. */
 static void check_not_finite(kit *k, int32_t dtype, double odd, const char *name) {
     if (!kit_begin(k, CONFORM_MATRIX_NORM, "matrix_norm/%s/%s", float_name(dtype), name)) return;
-    enum { ROWS = 5, COLUMNS = 67 };
+    const int64_t rows = 5, columns = 67;
     const double before[2] = {1, 1};
-    double *values = kit_doubles(k, ROWS * COLUMNS);
-    if (values) values[3 * COLUMNS + 65] = odd;
-    kit_buffer *data = kit_matrix(k, "data", KIT_IN, values, ROWS, COLUMNS, COLUMNS, 0, dtype, 0);
+    double *values = kit_doubles(k, rows * columns);
+    if (values) values[3 * columns + 65] = odd;
+    kit_buffer *data = kit_matrix(k, "data", KIT_IN, values, rows, columns, columns, 0, dtype, 0);
     kit_buffer *sums = kit_bytes(k, "sums", KIT_IN_OUT, before, sizeof before);
     oh_matrix_norm norm = {
-        .rows = ROWS, .columns = COLUMNS, .data = kit_at(data), .ld = COLUMNS, .dtype = dtype, .sums = kit_at(sums)};
+        .rows = rows, .columns = columns, .data = kit_at(data), .ld = columns, .dtype = dtype, .sums = kit_at(sums)};
     if (kit_run(k, kit_run_matrix_norm, &norm)) {
         double got[2];
         memcpy(got, kit_result(sums), sizeof got);

@@ -69,7 +69,7 @@ static void check_moves(kit *k, int64_t bytes, int64_t shift) {
     b[2] = kit_rows(k, "filled", KIT_OUT, NULL, 1, bytes, bytes, shift);
     if (kit_run(k, move_bytes, b)) {
         const unsigned char *uploaded = kit_result(b[1]), *filled = kit_result(b[2]);
-        for (int64_t i = 0; i < bytes && kit_going(k); ++i) {
+        for (int64_t i = 0; from && i < bytes && kit_going(k); ++i) {
             const unsigned char want = bytes > 2 && i >= bytes / 2 && i < bytes - 1 ? 0xff : from[i];
             if (uploaded[i] != want) kit_fail(k, "uploaded[%lld] = %d, expected %d", (long long)i, uploaded[i], want);
             if (filled[i] != 0x55) kit_fail(k, "filled[%lld] = %d, expected 85", (long long)i, filled[i]);
@@ -86,7 +86,7 @@ static void check_pinned(kit *k) {
     void *pinned = NULL;
     if (kit_going(k) && (k->table->host_alloc(k->seat.device, BYTES, &pinned) != OH_OK || !pinned))
         kit_fail(k, "host_alloc of %d bytes", BYTES);
-    if (kit_going(k)) {
+    if (pinned && kit_going(k)) {
         memset(pinned, 0x3c, BYTES);
         if (k->table->upload(k->seat.queue, to->at, pinned, BYTES) != OH_OK) kit_fail(k, "upload from pinned memory");
         if (k->table->queue_wait(k->seat.queue) != OH_OK) kit_fail(k, "queue_wait");

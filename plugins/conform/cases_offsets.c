@@ -4,6 +4,7 @@
  * The memory is one allocation of 9 GiB (or 4.5), of which only the few rows are touched: on a host that commits pages
  * as they are touched it costs next to nothing. Row 3 is beyond 2^31 elements and 2^32 bytes. Where there is too little
  * memory for it to be safe even if all were committed, the cases are left out and the report says so. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,7 +12,10 @@
 #include "normalisers.h"
 #include "verdict.h"
 
-enum { ROWS = 4, COLUMNS = 200, NOWHERE = -1 };
+#define ROWS INT64_C(4)
+#define COLUMNS INT64_C(200)
+
+enum { NOWHERE = -1 };
 
 #define SIZE_LARGE ((uint64_t)9 << 30)
 #define SIZE_SMALL ((uint64_t)9 << 29)
@@ -53,11 +57,12 @@ static void put_rows(kit *k, const far_memory *far, const double *values, int64_
     const int64_t size = float_size(dtype), ld = far_ld(far, dtype);
     unsigned char *row = kit_host(k, columns, (size_t)size);
     for (int64_t i = 0; i < ROWS && kit_going(k); ++i) {
+        const int64_t at = i * ld * size;
         for (int64_t j = 0; j < columns; ++j)
             float_store(row, j, dtype, values ? values[i * columns + j] : (double)NAN);
-        if (k->table->upload(k->seat.queue, far->at + i * ld * size, row, (uint64_t)(columns * size)) != OH_OK ||
+        if (k->table->upload(k->seat.queue, far->at + at, row, (uint64_t)(columns * size)) != OH_OK ||
             k->table->queue_wait(k->seat.queue) != OH_OK)
-            kit_fail(k, "upload of row %lld, %lld bytes into the memory", (long long)i, (long long)(i * ld * size));
+            kit_fail(k, "upload of row %lld, %lld bytes into the memory", (long long)i, (long long)at);
     }
 }
 
@@ -92,21 +97,21 @@ static void judge_exact(kit *k, const char *what, const double *got, const doubl
 /* C = A B^T with small integers; A or C is the far one. */
 static void check_gemm(kit *k, bool far_a) {
     if (!kit_begin(k, CONFORM_GEMM, "gemm/offsets/%s", far_a ? "a" : "c")) return;
-    enum { DEPTH = 24 };
+    const int64_t depth = 24;
     far_memory far = {NULL, 0};
-    double *a = draw_values(k, "a", ROWS * DEPTH), *b = draw_values(k, "b", COLUMNS * DEPTH);
+    double *a = draw_values(k, "a", ROWS * depth), *b = draw_values(k, "b", COLUMNS * depth);
     double *want = kit_doubles(k, ROWS * COLUMNS);
-    if (open_far(k, &far)) put_rows(k, &far, far_a ? a : NULL, far_a ? DEPTH : COLUMNS, OH_F32);
-    kit_buffer *near_a = far_a ? NULL : kit_matrix(k, "A", KIT_IN, a, ROWS, DEPTH, DEPTH, 0, OH_F32, 0);
-    kit_buffer *near_b = kit_matrix(k, "B", KIT_IN, b, COLUMNS, DEPTH, DEPTH, 0, OH_F32, 0);
+    if (open_far(k, &far)) put_rows(k, &far, far_a ? a : NULL, far_a ? depth : COLUMNS, OH_F32);
+    kit_buffer *near_a = far_a ? NULL : kit_matrix(k, "A", KIT_IN, a, ROWS, depth, depth, 0, OH_F32, 0);
+    kit_buffer *near_b = kit_matrix(k, "B", KIT_IN, b, COLUMNS, depth, depth, 0, OH_F32, 0);
     kit_buffer *near_c = far_a ? kit_matrix(k, "C", KIT_OUT, NULL, ROWS, COLUMNS, COLUMNS, 0, OH_F32, 0) : NULL;
     const int64_t ld = far.at ? far_ld(&far, OH_F32) : 0;
     oh_gemm g = {.op = OH_GEMM_NT,
                  .m = ROWS,
                  .n = COLUMNS,
-                 .k = DEPTH,
-                 .lda = far_a ? ld : DEPTH,
-                 .ldb = DEPTH,
+                 .k = depth,
+                 .lda = far_a ? ld : depth,
+                 .ldb = depth,
                  .ldc = far_a ? COLUMNS : ld,
                  .a = far_a ? far.at : kit_at(near_a),
                  .b = kit_at(near_b),
@@ -114,8 +119,8 @@ static void check_gemm(kit *k, bool far_a) {
     const int64_t scratch = kit_going(k) && k->table->gemm_scratch ? k->table->gemm_scratch(k->seat.device, &g) : 0;
     if (scratch > 0) g.scratch = kit_at(kit_bytes(k, "scratch", KIT_OUT, NULL, scratch)), g.scratch_bytes = scratch;
     for (int64_t i = 0; i < ROWS * COLUMNS && kit_going(k); ++i)
-        for (int64_t l = 0; l < DEPTH; ++l)
-            want[i] += a[i / COLUMNS * DEPTH + l] * b[i % COLUMNS * DEPTH + l];
+        for (int64_t l = 0; l < depth; ++l)
+            want[i] += a[i / COLUMNS * depth + l] * b[i % COLUMNS * depth + l];
     if (kit_run(k, kit_run_gemm, &g))
         judge_exact(k, "C",
                     far_a ? kit_values(k, near_c, ROWS, COLUMNS, COLUMNS, OH_F32) : get_rows(k, &far, COLUMNS, OH_F32),
@@ -272,7 +277,7 @@ static void check_grad(kit *k) {
                             .coef = kit_at(kit_bytes(k, "coef", KIT_IN, coef, ROWS * (int64_t)sizeof *coef))};
     double *want = kit_doubles(k, ROWS * COLUMNS), *bound = kit_doubles(k, ROWS * COLUMNS);
     for (int64_t i = 0; i < ROWS * COLUMNS && kit_going(k); ++i) {
-        want[i] = exp(t.values[i] - (20 + (double)(i / COLUMNS))) - 0.25;
+        want[i] = exp(t.values[i] - (20 + floor((double)i / (double)COLUMNS))) - 0.25;
         bound[i] = 0x1p-16 + float_unit(dtype) * fabs(want[i]);
     }
     /* Once only: the far memory isn't put back between runs. */

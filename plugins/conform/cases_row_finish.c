@@ -181,10 +181,10 @@ static void open_finish(kit *k, finish_case *c, const finish_spec *s) {
     c->rows = f->rows = s->blocks * s->block_size;
     set_objective(&f->objective, s);
     c->sum_count = oh_sum_count(&f->objective);
-    int32_t *compact = kit_host(k, c->rows, 4), *ids = kit_host(k, c->rows * TOP_K, 4);
-    float *mask = kit_host(k, c->rows, 4), *logits = kit_host(k, c->rows * TOP_K, 4);
-    oh_row_stats *stats = kit_host(k, c->rows, sizeof *stats);
-    oh_row_overlap *overlap = kit_host(k, c->rows, sizeof *overlap);
+    int32_t *compact = kit_host(k, c->rows, 4), *ids = kit_host(k, (c->rows + 1) * TOP_K, 4);
+    float *mask = kit_host(k, c->rows, 4), *logits = kit_host(k, (c->rows + 1) * TOP_K, 4);
+    oh_row_stats *stats = kit_host(k, c->rows + 1, sizeof *stats);
+    oh_row_overlap *overlap = kit_host(k, c->rows + 1, sizeof *overlap);
     double *before = kit_doubles(k, c->sum_count);
     if (!kit_going(k)) return;
     for (int64_t r = 0; r < c->rows; ++r) {

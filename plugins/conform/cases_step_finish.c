@@ -4,7 +4,7 @@
 
 #include "verdict.h"
 
-enum { SUMS = OH_SUM_FIXED + 2 * 1 + 2 * 16 };
+#define SUMS (INT64_C(2) * 1 + INT64_C(2) * 16 + OH_SUM_FIXED)
 
 typedef struct step_spec {
     const char *name;

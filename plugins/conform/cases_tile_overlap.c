@@ -99,7 +99,7 @@ static void check_full(kit *k, int32_t format, int64_t target_rows) {
     for (int i = 0; i < c.panel_count; ++i)
         c.panels[i].full = kit_at(buffer);
     if (kit_run(k, run_panels, &c)) {
-        for (int64_t row = 0; row < spec.rows; ++row) {
+        for (int64_t row = 0; full && row < spec.rows; ++row) {
             const oh_row_stats *of_row = &full[c.t.target_row[row]];
             c.stats[row].t_max = of_row->t_max, c.stats[row].t_sum = of_row->t_sum;
         }

@@ -49,7 +49,7 @@ static void check_max(kit *k, const tile *t, int64_t row, const char *what, cons
     snprintf(name, sizeof name, "%s_argmax", what);
     if (at < 0 || at >= columns || !may_be_first(x, error, columns, at))
         kit_fail(k, "%s[%lld] = %d, expected %lld, the lowest column with the largest logit", name, (long long)row,
-                 (int)argmax, (long long)(largest(x, columns) + first));
+                 (int)argmax, (long long)largest(x, columns) + first);
     if (!kit_going(k)) return;
     snprintf(name, sizeof name, "%s_max", what);
     verdict_number(k, name, row, max, x[at], error[at] + float_floor(OH_F32));
@@ -117,7 +117,7 @@ static void check_top_k(kit *k, const stats_case *c, int64_t row, const int32_t 
         if (taken[u]) continue;
         if (z[u] == z[at] ? u < at : z[u] - z[at] > error[u] + error[at])
             kit_fail(k, "topk_id[%lld] ends with %d and leaves out %lld, which stands before it", (long long)row,
-                     (int)ids[filled - 1], (long long)(u + first));
+                     (int)ids[filled - 1], (long long)u + first);
     }
 }
 

@@ -5,18 +5,17 @@
 #define U FLOAT_U
 #define FLUSHED 0x1p-126
 
-/* One row of a tile; z or t NULL where there is none. */
+/* One row of a tile; zeros where there is no drafter or no target. */
 typedef struct row_view {
     const double *z, *t, *z_error, *t_error;
     int64_t columns;
+    bool has_z, has_t;
 } row_view;
 
 static row_view view_row(const tile *t, int64_t row) {
     const int64_t at = row * t->spec.columns;
-    row_view r = {NULL, NULL, t->z_error + at, t->t_error + at, t->spec.columns};
-    if (!t->spec.no_draft) r.z = t->z + at;
-    if (t->spec.target_rows) r.t = t->t + at;
-    return r;
+    return (row_view){t->z + at,       t->t + at,         t->z_error + at,        t->t_error + at,
+                      t->spec.columns, !t->spec.no_draft, t->spec.target_rows > 0};
 }
 
 static void add(figure *f, double value, double error) {
@@ -30,11 +29,11 @@ uint32_t reference_flags(const tile *t, int64_t row) {
     const row_view r = view_row(t, row);
     uint32_t flags = 0;
     for (int64_t v = 0; v < r.columns; ++v) {
-        if (r.z && !(r.z[v] < (double)INFINITY)) flags |= OH_ROW_Z_BAD;
-        if (r.t && !(r.t[v] < (double)INFINITY)) flags |= OH_ROW_T_BAD;
-        if (r.z && r.z[v] == -(double)INFINITY) flags |= OH_ROW_Z_NEG_INF;
-        if (r.z && r.t && r.z[v] == -(double)INFINITY && isfinite(r.t[v])) flags |= OH_ROW_P0_Q;
-        if (r.z && r.t && r.t[v] == -(double)INFINITY && isfinite(r.z[v])) flags |= OH_ROW_Q0_P;
+        if (r.has_z && !(r.z[v] < (double)INFINITY)) flags |= OH_ROW_Z_BAD;
+        if (r.has_t && !(r.t[v] < (double)INFINITY)) flags |= OH_ROW_T_BAD;
+        if (r.has_z && r.z[v] == -(double)INFINITY) flags |= OH_ROW_Z_NEG_INF;
+        if (r.has_z && r.has_t && r.z[v] == -(double)INFINITY && isfinite(r.t[v])) flags |= OH_ROW_P0_Q;
+        if (r.has_z && r.has_t && r.t[v] == -(double)INFINITY && isfinite(r.z[v])) flags |= OH_ROW_Q0_P;
     }
     return flags;
 }
@@ -52,7 +51,7 @@ row_sums reference_sums(const tile *t, int64_t row, const oh_row_stats *offsets)
     row_sums s = {0};
     double z_size = 0, t_size = 0, dot_size = 0, kl_size = 0, rkl_size = 0, total_size = 0;
     for (int64_t v = 0; v < r.columns; ++v) {
-        const bool has_z = r.z && r.z[v] > -(double)INFINITY, has_t = r.t && r.t[v] > -(double)INFINITY;
+        const bool has_z = r.has_z && r.z[v] > -(double)INFINITY, has_t = r.has_t && r.t[v] > -(double)INFINITY;
         const double x = has_z ? r.z[v] - z_max : 0, y = has_t ? r.t[v] - t_max : 0;
         const figure ez = has_z ? exponential(r.z[v], z_max, r.z_error[v]) : (figure){0, 0};
         const figure et = has_t ? exponential(r.t[v], t_max, r.t_error[v]) : (figure){0, 0};
@@ -149,7 +148,7 @@ row_overlap reference_overlap(const tile *t, int64_t row, const oh_row_stats *s)
     const row_view r = view_row(t, row);
     row_overlap o = {0};
     add_ranks(&o, t, &r, s);
-    if (!r.t) return o;
+    if (!r.has_t) return o;
     double jsd_size = 0, kl_size = 0;
     for (int64_t v = 0; v < r.columns; ++v) {
         probability p = probability_of(r.z[v], r.z_error[v], (double)s->z_max, 1 / s->z_sum, log(s->z_sum));
@@ -193,7 +192,7 @@ void reference_grad(const tile *t, int64_t row, const oh_row_coef *c, uint32_t f
                     double *bound, double *spread) {
     const row_view r = view_row(t, row);
     const double cq = (double)c->cq, cy = (double)c->cy, ck = (double)c->ck;
-    const bool has_target = r.t && form & (OH_FORM_LOG_Q | OH_FORM_LOG_M | OH_FORM_LE | OH_FORM_Q);
+    const bool has_target = r.has_t && form & (OH_FORM_LOG_Q | OH_FORM_LOG_M | OH_FORM_LE | OH_FORM_Q);
     for (int64_t v = 0; v < r.columns; ++v) {
         want[v] = bound[v] = spread[v] = 0;
         if (c->zero || r.z[v] == -(double)INFINITY) continue;

@@ -76,9 +76,10 @@ void verdict_judge(kit *k, const verdict *v) {
         add_norms(&all, &row);
     }
     judge_norm(k, v, &all, v->all_part, -1);
-    if (!v->may_be_zero && v->rows * v->columns >= 64 && 2 * idle > v->rows * v->columns)
+    const int64_t count = v->rows * v->columns;
+    if (!v->may_be_zero && count >= 64 && 2 * idle > count)
         kit_fail(k, "%s is mistrusted: %lld of %lld expected values are 0 or NaN and show nothing", v->what,
-                 (long long)idle, (long long)(v->rows * v->columns));
+                 (long long)idle, (long long)count);
 }
 
 void verdict_number(kit *k, const char *what, int64_t row, double got, double want, double bound) {

@@ -83,7 +83,7 @@ static void queue_close(oh_queue *queue) {
     free(queue);
 }
 
-enum { ALIGNMENT = 256 };
+#define ALIGNMENT UINT64_C(256)
 
 /* The misaligned block starts 64 bytes into its allocation, which stands 64 bytes before it. */
 static oh_status alloc_memory(oh_device *device, uint64_t bytes, void **address) {

@@ -100,7 +100,7 @@ static oh_status stats_shared_buffer(const oh_tile_stats *s) {
     inside.stats = s->stats ? shared : NULL;
     const oh_status status = oh_portable_tile_stats(&inside);
     sched_yield(); /* a moment in which another thread may come */
-    if (status == OH_OK) memcpy(s->stats, shared, (size_t)s->tile.rows * sizeof *shared);
+    if (status == OH_OK && s->stats) memcpy(s->stats, shared, (size_t)s->tile.rows * sizeof *shared);
     return status;
 }
 
