@@ -38,6 +38,9 @@ def main():
         text = read(os.path.join(logs, name + ".json"))
         if text:
             report[name] = json.loads(text)
+    text = read(os.path.join(logs, "bench-torch"))
+    if text and text.splitlines()[-1].startswith("{"):
+        report["bench-torch"] = json.loads(text.splitlines()[-1])
     for name in ("tune", "bench-tuned"):
         text = read(os.path.join(logs, name))
         if text:
