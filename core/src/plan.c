@@ -205,9 +205,18 @@ static oh_status copy_subset(oh_plan *plan, oh_error *error) {
                            (long long)i, (long long)id, (long long)last, (long long)r->target_vocab);
         last = id;
     }
-    plan->subset = malloc((size_t)r->vocab * sizeof *plan->subset);
-    if (!plan->subset) return oh_fail(error, OH_OUT_OF_MEMORY, "draft_to_target: out of memory");
-    memcpy(plan->subset, r->draft_to_target, (size_t)r->vocab * sizeof *plan->subset);
+    const size_t bytes = (size_t)r->vocab * sizeof *plan->subset;
+    const oh_backend *backend = plan->context->backend;
+    if (backend->host_alloc) { /* uploaded by every run, which mustn't wait for it */
+        void *pinned = NULL;
+        const oh_status status = backend->host_alloc(plan->context->device, bytes, &pinned);
+        if (status != OH_OK) return oh_context_fail(plan->context, status, "pinned memory for draft_to_target", error);
+        plan->subset = pinned;
+    } else {
+        plan->subset = malloc(bytes);
+        if (!plan->subset) return oh_fail(error, OH_OUT_OF_MEMORY, "draft_to_target: out of memory");
+    }
+    memcpy(plan->subset, r->draft_to_target, bytes);
     plan->request.draft_to_target = plan->subset;
     return OH_OK;
 }
@@ -275,7 +284,10 @@ void oh_plan_destroy(oh_plan *plan) {
     free(plan->selection.stamp);
     free(plan->selection.stamp_index);
     free(plan->host_sums);
-    free(plan->subset);
+    if (plan->subset && plan->context->backend->host_alloc)
+        plan->context->backend->host_free(plan->context->device, plan->subset);
+    else
+        free(plan->subset);
     free(plan);
 }
 
