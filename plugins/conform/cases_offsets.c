@@ -117,7 +117,7 @@ static void check_gemm(kit *k, bool far_a) {
                  .b = kit_at(near_b),
                  .c = far_a ? kit_at(near_c) : far.at};
     const int64_t scratch = kit_going(k) && k->table->gemm_scratch ? k->table->gemm_scratch(k->seat.device, &g) : 0;
-    if (scratch > 0) g.scratch = kit_at(kit_bytes(k, "scratch", KIT_OUT, NULL, scratch)), g.scratch_bytes = scratch;
+    if (scratch > 0) g.scratch = kit_at(kit_bytes(k, "scratch", KIT_SCRATCH, NULL, scratch)), g.scratch_bytes = scratch;
     for (int64_t i = 0; i < ROWS * COLUMNS && kit_going(k); ++i)
         for (int64_t l = 0; l < depth; ++l)
             want[i] += a[i / COLUMNS * depth + l] * b[i % COLUMNS * depth + l];

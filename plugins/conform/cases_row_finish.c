@@ -119,8 +119,10 @@ static void open_outputs(kit *k, finish_case *c) {
     const uint32_t parts = c->device.parts;
     const int64_t rows = c->rows, compact = c->compact_rows;
     void *results, *partial;
-    c->device.results = kit_at(kit_bytes(k, "results", KIT_OUT, NULL, (compact + 1) * (int64_t)sizeof(oh_row_result)));
-    c->device.partial = kit_at(kit_bytes(k, "partial", KIT_OUT, NULL, rows * c->sum_count * (int64_t)sizeof(double)));
+    c->device.results =
+        kit_at(kit_bytes(k, "results", KIT_SCRATCH, NULL, (compact + 1) * (int64_t)sizeof(oh_row_result)));
+    c->device.partial =
+        kit_at(kit_bytes(k, "partial", KIT_SCRATCH, NULL, rows * c->sum_count * (int64_t)sizeof(double)));
     results = kit_host(k, compact, sizeof(oh_row_result)), partial = kit_host(k, rows * c->sum_count, sizeof(double));
     c->want.results = results, c->want.partial = partial;
     if (parts & OH_FINISH_COEF) {

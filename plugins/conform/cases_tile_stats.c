@@ -174,10 +174,27 @@ static int32_t *draw_labels(kit *k, const tile_spec *s) {
     return label;
 }
 
+/* Fields that the request doesn't name are left undefined. */
+static void set_defined(kit *k, const stats_case *c) {
+    oh_row_stats *mask = kit_host(k, 1, sizeof *mask);
+    if (!mask || !c->stats) return;
+    memset(mask, 0xff, sizeof *mask);
+    mask->reserved = 0;
+    if (c->t.spec.no_draft) mask->z_max = 0, mask->z_label = 0, mask->z_argmax = 0, mask->z_sum = 0;
+    if (!c->t.spec.target_rows) mask->t_max = 0, mask->t_argmax = 0, mask->t_sum = 0;
+    if (!(c->want & OH_WANT_ENTROPY)) mask->z_dot = 0;
+    if (!(c->want & OH_WANT_KL)) mask->kl_dot = 0;
+    if (!(c->want & OH_WANT_RKL)) mask->rkl_dot = 0;
+    if (!(c->want & OH_WANT_TOTAL)) mask->z_total = 0;
+    c->stats->defined = (const unsigned char *)mask;
+    c->stats->period = (int64_t)sizeof *mask;
+}
+
 static void open_panels(kit *k, stats_case *c, int panels) {
     const tile_spec *s = &c->t.spec;
     const int32_t top_k = c->top_k;
     c->stats = kit_bytes(k, "stats", KIT_OUT, NULL, s->rows * (int64_t)sizeof(oh_row_stats));
+    set_defined(k, c);
     if (top_k > 0) {
         c->ids = kit_bytes(k, "topk_id", KIT_OUT, NULL, s->rows * top_k * 4);
         c->logits = kit_bytes(k, "topk_logit", KIT_OUT, NULL, s->rows * top_k * 4);

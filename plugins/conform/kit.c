@@ -298,6 +298,17 @@ static bool run_once(kit *k, kit_call *call, const void *arguments) {
     return kit_collect(k);
 }
 
+/* The first defined byte, from the buffer's address on, that isn't what it was `before`; -1: none. */
+static int64_t differing(const kit_buffer *b, const unsigned char *before) {
+    if (memcmp(before, b->now, b->total) == 0) return -1;
+    for (uint64_t i = 0; i < b->total; ++i) {
+        const int64_t at = (int64_t)i - (int64_t)b->offset;
+        const bool counts = !b->defined || at < 0 || b->defined[at % b->period];
+        if (before[i] != b->now[i] && counts) return at;
+    }
+    return -1;
+}
+
 /* Runs again; what came out must be what came out before. */
 static bool run_again(kit *k, kit_call *call, const void *arguments) {
     unsigned char *before[KIT_BUFFER_MAX] = {NULL};
@@ -310,12 +321,10 @@ static bool run_again(kit *k, kit_call *call, const void *arguments) {
     if (!run_once(k, call, arguments)) return false;
     for (int i = 0; i < k->buffer_count; ++i) {
         const kit_buffer *b = &k->buffers[i];
-        if (!before[i] || memcmp(before[i], b->now, b->total) == 0) continue;
-        uint64_t at = 0;
-        while (before[i][at] == b->now[at])
-            ++at;
+        const int64_t at = before[i] ? differing(b, before[i]) : -1;
+        if (at < 0) continue;
         kit_fail(k, "%s differs between two runs, from byte %lld on, though the plugin claims OH_CAP_DETERMINISTIC",
-                 b->name, (long long)at - (long long)b->offset);
+                 b->name, (long long)at);
         return false;
     }
     return true;

@@ -33,7 +33,9 @@ typedef struct kit_buffer {
     int64_t rows, row_bytes, stride;
     void *allocation; /* device */
     uint64_t total, offset;
-    unsigned char *image, *now; /* host, `total` bytes: before a run, and as read after it */
+    unsigned char *image, *now;   /* host, `total` bytes: before a run, and as read after it */
+    const unsigned char *defined; /* [period] 0 for bytes of an element that a result leaves undefined; NULL: none */
+    int64_t period;
 } kit_buffer;
 
 enum { KIT_BUFFER_MAX = 40 };
