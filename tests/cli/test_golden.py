@@ -1,5 +1,6 @@
 """Every golden case under every policy, in whole steps, in chunks and in panels: figures, gradients
-and rows as the float64 oracle says (bounds: command.py)."""
+and rows as the float64 oracle says (bounds: command.py). ONEHEAD_TEST_BACKEND names another backend
+than the command's own."""
 
 import concurrent.futures
 import json
@@ -42,6 +43,9 @@ def ways(arguments, block):
         yield ["--policy", "recompute", "--memory", memory]
 
 
+BACKEND = os.environ.get("ONEHEAD_TEST_BACKEND", "openblas")
+
+
 class Expected:
     def __init__(self, name):
         self.name = name
@@ -68,7 +72,7 @@ class Expected:
         grad, rows = stem + ".grad", stem + ".rows"
         head = "head_grad" in self.entry["tags"]
         arguments = [self.path, *self.entry["args"].split(), "--threads", 1, "--grad", grad,
-                     "--rows", rows, *(["--grad-head"] if head else [])]
+                     "--rows", rows, "--backend", BACKEND, *(["--grad-head"] if head else [])]
         for way in ways(arguments, self.block):
             for line in self.run_differences([*arguments, *way], grad, rows, head):
                 yield f"{self.name} {' '.join(map(str, way))}: {line}"
