@@ -130,7 +130,8 @@ typedef struct oh_copy_rows {
     int32_t reserved;
 } oh_copy_rows;
 
-/* Adds to sums[0] the sum of squares and raises sums[1] to the largest absolute value of a matrix (f32, bf16, f16). */
+/* Adds to sums[0] the sum of squares and raises sums[1] to the largest absolute value of a matrix (f32, bf16, f16). A NaN
+ * makes both NaN. */
 typedef struct oh_matrix_norm {
     int64_t rows, columns;
     const void *data;
@@ -229,7 +230,8 @@ typedef struct oh_row_overlap {
 #define OH_WANT_JSD (1u << 9)
 #define OH_WANT_RANK (1u << 10)
 
-/* Second read. Rows whose first read is not finite are left out (their entries become 0).
+/* Second read, of the same device and tile that gave `stats`. Rows whose first read is not finite are left out (their
+ * entries become 0); a row without a label has rank 0. Panels may come in any order.
  * full: [target tile rows] statistics of the target over a vocabulary of which this tile's columns are a part: q is then
  * exp(t - full.t_max) / full.t_sum; NULL: q from the row's own t_max and t_sum. Only for OH_WANT_OVERLAP. */
 typedef struct oh_tile_overlap {
@@ -308,7 +310,7 @@ typedef struct oh_device_options {
 
 typedef struct oh_device_info {
     char name[128];   /* "NVIDIA H200", "x86-64, 2 threads" */
-    char kernel[256]; /* libraries and kernels that compute here: "OpenBLAS 0.3.21 Haswell; tiles avx2 (SLEEF 3.5)" */
+    char kernel[256]; /* libraries and kernels that compute here: "OpenBLAS 0.3.21; core Haswell; tiles avx2 (SLEEF)" */
     int64_t memory_total, memory_free; /* bytes; 0: not known */
     int32_t threads;
     int32_t reserved;
@@ -325,8 +327,8 @@ typedef struct oh_backend {
     uint32_t gemm_kinds;   /* OH_GEMM_*_* */
     uint32_t tile_formats; /* bit (1 << oh_tile_format) for each format its tile operations take */
     const char *name;      /* [a-z0-9_]+, the one in the file's name: onehead-<name>.so */
-    const char *build;     /* version, compiler, flags: for people */
-    const char *sanitizer; /* "", "address", "thread", ...: must equal the core's own */
+    const char *build;     /* version, compiler, flags: for people; not NULL */
+    const char *sanitizer; /* "", "address", "thread", ...: must equal the core's own; not NULL */
 
     /* Devices. Required. */
     int32_t (*device_count)(void);
@@ -349,7 +351,7 @@ typedef struct oh_backend {
     oh_status (*download)(oh_queue *queue, void *to_host, const void *from, uint64_t bytes);
     oh_status (*fill)(oh_queue *queue, void *to, int32_t byte, uint64_t bytes);
 
-    /* Pinned host memory, so that upload and download need not block. NULL: pageable memory is used. */
+    /* Pinned host memory, so that upload and download need not block: both or neither. NULL: pageable memory is used. */
     oh_status (*host_alloc)(oh_device *device, uint64_t bytes, void **address);
     void (*host_free)(oh_device *device, void *address);
 

@@ -47,18 +47,19 @@ OH_API int64_t oh_dtype_size(int32_t dtype);
 
 /* ------------------------------------------------------------------------------------------------ backends ---- */
 
-/* One plugin file that the search would consider, in search order. */
+/* One plugin file that the search would consider, in search order; or, with an empty name, a directory of
+ * ONEHEAD_BACKEND_PATH that can't be searched. */
 typedef struct oh_backend_candidate {
     char name[64];     /* from the file's name, onehead-<name>.so */
     char path[4096];   /* resolved */
-    char verdict[300]; /* "" when it passes every check made before it is opened, else why it is refused */
+    char verdict[300]; /* "" when it passes every check made before it is opened, else why it isn't taken */
 } oh_backend_candidate;
 
 /* Lists candidates without opening any. Writes at most `capacity` entries and returns how many there are. */
 OH_API int64_t oh_backend_list(oh_backend_candidate *candidates, int64_t capacity);
 
-/* Loads a backend by name, or by path when `name_or_path` contains a '/', after the checks of docs (owner, modes,
- * ABI, sanitizer). Loaded once a process and never unloaded; safe from several threads. */
+/* Loads a backend by name, or by path when `name_or_path` contains a '/', after its checks: a regular file, it and
+ * its directory owned by root or the effective user and writable by nobody else, this ABI, this sanitizer. Loaded once a process and never unloaded; safe from several threads. */
 OH_API oh_status oh_backend_load(const char *name_or_path, const oh_backend **backend, oh_error *error);
 
 /* ------------------------------------------------------------------------------------------------- context ---- */
@@ -109,7 +110,7 @@ typedef enum oh_policy {
     OH_POLICY_NAIVE = 3,
 } oh_policy;
 
-#define OH_TILE_AUTO (-1) /* f32 on a CPU; see docs for accelerators */
+#define OH_TILE_AUTO (-1) /* f32 */
 
 /* What a step shall produce, any union. */
 #define OH_PRODUCE_LOSS (1u << 0)       /* loss, terms, weights, counts */
