@@ -175,6 +175,29 @@ static void check_offset(const step_case *c, const step_output *out) {
     assert_near(dz(out, 0, 0), -2.0 / 3, 1e-6);
 }
 
+/* One model's logits a million above the other's: the same distributions, so the same divergences. */
+static void fill_one_sided_offset(step_case *c) {
+    set_row(c, 0, (const float[]){1, 2, 0});
+    set_target(c, (const float[]){2, 1, 0});
+    c->request.has_bias = 1;
+    for (int v = 0; v < 3; ++v)
+        c->bias[v] = 1e6f;
+}
+
+static void check_one_sided_offset(const step_case *c, const step_output *out) {
+    (void)c;
+    const double e1 = exp(1), e2 = exp(2), sum = e1 + e2 + 1;
+    const double p[3] = {e1 / sum, e2 / sum, 1 / sum}, q[3] = {e2 / sum, e1 / sum, 1 / sum};
+    double jsd = 0;
+    for (int v = 0; v < 3; ++v)
+        jsd += (p[v] * log(2 * p[v] / (p[v] + q[v])) + q[v] * log(2 * q[v] / (p[v] + q[v]))) / 2;
+    assert_near(out->results.terms[OH_TERM_KL], (e2 - e1) / sum, 1e-6);
+    assert_near(out->results.terms[OH_TERM_RKL], (e2 - e1) / sum, 1e-6);
+    assert_near(out->results.terms[OH_TERM_JSD], jsd, 1e-6);
+    assert_near(out->results.alpha, (2 * e1 + 1) / sum, 1e-6);
+    assert_near(dz(out, 0, 0) + dz(out, 0, 1) + dz(out, 0, 2), 0, 1e-6);
+}
+
 static void fill_far(step_case *c) {
     set_row(c, 0, (const float[]){0, 110});
     give_labels(c, 0);
@@ -252,6 +275,7 @@ static const logits_case cases[] = {
     {"dz = -3.35e-4", "ce=1", 1, 2, F32 | F16, fill_confident, check_confident},
     {"ties, K > V", "ce=1", 1, 6, F32 | BF16 | F16, fill_ties, check_ties},
     {"offset 1e6", "ce=1", 1, 3, F32, fill_offset, check_offset},
+    {"offset 1e6 of one model", "kl=1,rkl=1,jsd=1", 1, 3, F32, fill_one_sided_offset, check_one_sided_offset},
     {"ce = 110", "ce=1", 1, 2, F32 | BF16 | F16, fill_far, check_far},
     {"softcap, scale, -inf bias", "ce=1", 1, 3, F32, fill_capped, check_capped},
     {"one NaN row among others", "ce=1", 3, 5, F32 | BF16 | F16, fill_broken_row, check_broken_row},
