@@ -231,7 +231,10 @@ static void test_no_bit_of_an_f32_operand_is_lost(void **state) {
     draws d = draws_open("bits", 62);
     onednn b = onednn_open(2);
     (void)state;
-    if (!(b.table->gemm_kinds & OH_GEMM_F32_BF16_F32)) skip();
+    if (!(b.table->gemm_kinds & OH_GEMM_F32_BF16_F32)) {
+        onednn_close(&b);
+        skip();
+    }
     const matrix a = matrix_open(M, 1, 0, OH_F32, &d), w = matrix_open(1, 80, 0, OH_BF16, NULL);
     const matrix c = matrix_open(M, 80, 0, OH_F32, NULL);
     for (int64_t i = 0; i < M; ++i)
@@ -310,7 +313,10 @@ static void test_case_5_offsets_beyond_32_bits(void **state) {
     void *address;
     (void)state;
     /* Three rows 4 GiB apart; only the pages that are touched become memory. */
-    if (b.table->alloc(b.device, (uint64_t)(2 * ld + 5) * sizeof(float), &address) == OH_OUT_OF_MEMORY) skip();
+    if (b.table->alloc(b.device, (uint64_t)(2 * ld + 5) * sizeof(float), &address) == OH_OUT_OF_MEMORY) {
+        onednn_close(&b);
+        skip();
+    }
     const matrix a = matrix_open(3, 2, 0, OH_F32, &d), w = matrix_open(5, 2, 0, OH_F32, &d);
     const matrix c = {address, 3, 5, ld, OH_F32};
     oh_gemm g = product(OH_GEMM_NT, &a, &w, &c, 0);

@@ -24,22 +24,25 @@
 
 /* Below this many multiply-adds a product isn't worth waking threads for, or a place in the plan's memory. */
 #define SMALL_WORK ((double)(1 << 17))
-/* More parts than threads, so that a thread that gets less of its core holds nobody up. */
-#define PARTS_PER_THREAD 2
-/* Parts aren't made narrower than this: the kernels' register tiles are up to 32 x 64. */
-#define SIDE_MIN ((int64_t)128)
+/* Sides of parts are multiples of the kernels' largest register tile, 32 x 64. */
+#define ROWS_UNIT ((int64_t)32)
+#define COLUMNS_UNIT ((int64_t)64)
+/* Up to this many parts a thread. One that gets less of its core holds the others up by a part: counted as a tenth. */
+#define ROUNDS_MAX 4
+#define HELD_UP 0.1
 #define ALIGNMENT 256
 
 typedef enum mode { PLAIN, WIDEN, MATRIX, MODES } mode;
 
-/* The largest part, by what a core's caches hold: of MATRIX with A in one piece and in three. k_block of PLAIN: far from
- * 32 bits. */
+/* The largest part, by what a core's caches hold, and what a block's copies cost: multiply-adds in the time of one
+ * element of A and of B. Of MATRIX with A in one piece and in three. k_block of PLAIN: far from 32 bits. */
 typedef struct limit {
     int64_t rows, columns, k_block;
+    double a_cost, b_cost;
 } limit;
 
-static const limit plain_limit = {512, 1024, (int64_t)1 << 20}, widen_limit = {512, 512, 512};
-static const limit matrix_limit = {512, 1024, 8192}, thirds_limit = {256, 512, 512};
+static const limit plain_limit = {512, 1024, (int64_t)1 << 20, 30, 30}, widen_limit = {512, 512, 512, 10, 30};
+static const limit matrix_limit = {512, 1024, 8192, 0, 100}, thirds_limit = {256, 512, 512, 125, 65};
 /* Elements of packed B of a part, with A in one piece. */
 #define PACKED_ELEMENTS ((int64_t)1 << 18)
 
@@ -95,21 +98,38 @@ static limit limit_of(const product *p) {
     return l;
 }
 
+typedef struct grid {
+    int64_t rows, columns; /* of a part */
+    double cost;           /* the time of a step of k, in multiply-adds */
+} grid;
+
+static grid grid_of(const product *p, const limit *l, int64_t threads, int64_t down, int64_t across) {
+    grid g = {round_up(ceil_div(p->g->m, down), ROWS_UNIT), round_up(ceil_div(p->g->n, across), COLUMNS_UNIT), 0};
+    g.rows = min64(g.rows, l->rows);
+    g.columns = min64(g.columns, l->columns);
+    const double rows = (double)g.rows, columns = (double)g.columns;
+    const int64_t rounds = ceil_div(ceil_div(p->g->m, g.rows) * ceil_div(p->g->n, g.columns), threads);
+    g.cost = (double)rounds * (rows * columns * (double)p->pieces + rows * l->a_cost + columns * l->b_cost);
+    if (threads > 1) g.cost *= 1 + HELD_UP / (double)rounds;
+    return g;
+}
+
 static void cut(product *p) {
-    const oh_gemm *g = p->g;
     const limit l = limit_of(p);
-    p->rows = min64(g->m, l.rows);
-    p->columns = min64(g->n, l.columns);
-    p->k_block = min64(g->k, l.k_block);
-    const int64_t threads = is_small(g) ? 1 : p->device->threads,
-                  wanted = threads == 1 ? 1 : PARTS_PER_THREAD * threads;
-    while (ceil_div(g->m, p->rows) * ceil_div(g->n, p->columns) < wanted) {
-        int64_t *side = p->rows > p->columns ? &p->rows : &p->columns;
-        if (*side < 2 * SIDE_MIN) break;
-        *side = round_up(*side / 2, SIDE_MIN / 2);
-    }
-    p->parts_down = ceil_div(g->m, p->rows);
-    p->parts_across = ceil_div(g->n, p->columns);
+    const int64_t threads = is_small(p->g) ? 1 : p->device->threads;
+    const int64_t down_min = ceil_div(p->g->m, l.rows), across_min = ceil_div(p->g->n, l.columns);
+    grid best = grid_of(p, &l, threads, down_min, across_min);
+    for (int64_t down = down_min; threads > 1 && down < down_min + ROUNDS_MAX * threads; ++down)
+        for (int64_t round = 1; round <= ROUNDS_MAX; ++round) {
+            const int64_t across = ceil_div(round * threads, down);
+            const grid tried = grid_of(p, &l, threads, down, across > across_min ? across : across_min);
+            if (tried.cost < best.cost) best = tried;
+        }
+    p->rows = best.rows;
+    p->columns = best.columns;
+    p->k_block = min64(p->g->k, l.k_block);
+    p->parts_down = ceil_div(p->g->m, p->rows);
+    p->parts_across = ceil_div(p->g->n, p->columns);
 }
 
 /* A as oneDNN may have it where it lies: in one piece, its rows next to each other. */

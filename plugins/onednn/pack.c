@@ -72,10 +72,6 @@ AVX512 static void transpose(__m512i r[PAIRS]) {
     }
 }
 
-static inline int64_t min64(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 /* 16 columns, of which `n` exist, of one block of k, of which `k` elements do. */
 AVX512 static void pack_transposed(const uint16_t *b, int64_t ld, int64_t n, int64_t k, uint16_t *to, int64_t columns) {
     const __mmask32 mask = k >= K_BLOCK ? 0xffffffffu : (1u << k) - 1u;
@@ -87,30 +83,39 @@ AVX512 static void pack_transposed(const uint16_t *b, int64_t ld, int64_t n, int
         _mm512_store_si512(to + i * columns * 2, r[i]);
 }
 
-AVX512 static void pack_straight(const uint16_t *b, int64_t ld, int64_t n, int64_t k, uint16_t *to, int64_t columns) {
-    const unsigned mask = n >= PAIRS ? 0xffffu : (1u << n) - 1u;
-    for (int64_t i = 0; i < K_BLOCK; i += 2) {
-        const __mmask16 even = (__mmask16)(i < k ? mask : 0u), odd = (__mmask16)(i + 1 < k ? mask : 0u);
-        const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(even, b + i * ld));
-        const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(odd, b + (i + 1) * ld));
-        _mm512_store_si512(to + i * columns, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-    }
-}
-
-AVX512 void pack_b(const packing *p, const uint16_t *b, int transposed, int64_t ld, int64_t n, int64_t k,
-                   uint16_t *to) {
+/* B[n,k]: 16 rows are read along at once. */
+AVX512 static void pack_rows(const packing *p, const uint16_t *b, int64_t ld, int64_t n, int64_t k, uint16_t *to) {
     for (int64_t column = 0; column < p->n_blocks * p->columns; column += PAIRS)
         for (int64_t block = 0; block < p->k_blocks; ++block) {
-            const int64_t n_block = column / p->columns, left_n = n - column, first_k = block * K_BLOCK;
-            uint16_t *at = to + (n_block * p->k_blocks + block) * K_BLOCK * p->columns + column % p->columns * 2;
-            /* Columns beyond n are zeros, and read nothing: the masks are empty. */
-            const uint16_t *from = left_n <= 0 ? b : b + (transposed ? column * ld + first_k : first_k * ld + column);
-            const int64_t width = left_n < 0 ? 0 : min64(left_n, PAIRS), depth = min64(k - first_k, K_BLOCK);
-            if (transposed)
-                pack_transposed(from, ld, width, depth, at, p->columns);
-            else
-                pack_straight(from, ld, width, depth, at, p->columns);
+            const int64_t left = n - column, first = block * K_BLOCK;
+            uint16_t *at = to + (column / p->columns * p->k_blocks + block) * K_BLOCK * p->columns;
+            at += column % p->columns * 2;
+            /* Columns beyond n are zeros and read nothing. */
+            pack_transposed(left > 0 ? b + column * ld + first : b, ld, left, k - first, at, p->columns);
         }
+}
+
+/* B[k,n]: two rows are read along at once. */
+AVX512 static void pack_row_pairs(const packing *p, const uint16_t *b, int64_t ld, int64_t n, int64_t k, uint16_t *to) {
+    for (int64_t row = 0; row < p->k_blocks * K_BLOCK; row += 2)
+        for (int64_t column = 0; column < p->n_blocks * p->columns; column += PAIRS) {
+            const int64_t left = n - column;
+            const unsigned mask = left >= PAIRS ? 0xffffu : left <= 0 ? 0u : (1u << left) - 1u;
+            const __mmask16 even = (__mmask16)(row < k ? mask : 0u), odd = (__mmask16)(row + 1 < k ? mask : 0u);
+            const uint16_t *from = b + (even ? row * ld + column : 0), *next = odd ? from + ld : from;
+            const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(even, from));
+            const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(odd, next));
+            uint16_t *at = to + (column / p->columns * p->k_blocks + row / K_BLOCK) * K_BLOCK * p->columns;
+            at += row % K_BLOCK * p->columns + column % p->columns * 2;
+            _mm512_store_si512(at, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+        }
+}
+
+void pack_b(const packing *p, const uint16_t *b, int transposed, int64_t ld, int64_t n, int64_t k, uint16_t *to) {
+    if (transposed)
+        pack_rows(p, b, ld, n, k, to);
+    else
+        pack_row_pairs(p, b, ld, n, k, to);
 }
 
 #else
