@@ -510,7 +510,8 @@ static void each_required_entry_is_missed(void **state) {
         NULL /* queue_is_capturing */,
     };
     enum { ENTRIES = sizeof names / sizeof *names, FIRST_THAT_HOSTS_MAY_LACK = 17 };
-    assert_int_equal(ENTRIES, (sizeof(oh_backend) - offsetof(oh_backend, device_count)) / sizeof(void (*)(void)));
+    assert_int_equal(ENTRIES,
+                     (offsetof(oh_backend, event_open) - offsetof(oh_backend, device_count)) / sizeof(void (*)(void)));
     for (size_t i = 0; i < ENTRIES; ++i) {
         oh_backend table = whole_table();
         memset((char *)&table + offsetof(oh_backend, device_count) + i * sizeof(void (*)(void)), 0,
@@ -532,6 +533,23 @@ static void optional_entries_may_be_null_but_not_half_a_pair(void **state) {
     table.host_free = NULL;
     assert_table_refused(&table, "table has host_alloc without host_free, wanted both or neither");
     table.host_alloc = NULL;
+    assert_int_equal(oh_backend_table_check(&table, "whole", NULL), OH_OK);
+}
+
+static void events_are_all_or_none(void **state) {
+    (void)state;
+    enum { EVENTS = 4 };
+    const size_t first = offsetof(oh_backend, event_open), each = sizeof(void (*)(void));
+    for (size_t i = 0; i < EVENTS; ++i) {
+        oh_backend table = whole_table();
+        memset((char *)&table + first + i * each, 0, each);
+        assert_table_refused(&table, "table has 3 of event_open, _close, _record, _seconds, wanted all or none");
+    }
+    oh_backend table = whole_table();
+    memset((char *)&table + first, 0, EVENTS * each);
+    assert_int_equal(oh_backend_table_check(&table, "whole", NULL), OH_OK);
+    table = whole_table();
+    table.size = first; /* of minor version 0: what lies behind isn't the table's */
     assert_int_equal(oh_backend_table_check(&table, "whole", NULL), OH_OK);
 }
 
@@ -839,6 +857,7 @@ int main(void) {
         TEST(plugin_of_another_sanitizer_is_refused),
         TEST(each_required_entry_is_missed),
         TEST(optional_entries_may_be_null_but_not_half_a_pair),
+        TEST(events_are_all_or_none),
         TEST(texts_of_the_table_are_checked),
         TEST(every_entry_missing_still_fits_a_message),
         TEST(text_that_is_no_name_is_refused),

@@ -36,6 +36,10 @@ static const oh_backend table = {
     .step_finish = cuda_step_finish,
     .row_labels = cuda_row_labels,
     .queue_is_capturing = cuda_queue_is_capturing,
+    .event_open = cuda_event_open,
+    .event_close = cuda_event_close,
+    .event_record = cuda_event_record,
+    .event_seconds = cuda_event_seconds,
 };
 
 extern "C" __attribute__((visibility("default"))) const oh_backend *oh_backend_v1(void) {

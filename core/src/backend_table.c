@@ -80,6 +80,11 @@ static oh_status check_entries(const oh_backend *table, oh_error *error) {
         return oh_fail(error, OH_NO_BACKEND, "table has %s without %s, wanted both or neither",
                        table->host_alloc != NULL ? "host_alloc" : "host_free",
                        table->host_alloc != NULL ? "host_free" : "host_alloc");
+    const int events = OH_BACKEND_HAS(table, event_open) + OH_BACKEND_HAS(table, event_close) +
+                       OH_BACKEND_HAS(table, event_record) + OH_BACKEND_HAS(table, event_seconds);
+    if (events != 0 && events != 4)
+        return oh_fail(error, OH_NO_BACKEND,
+                       "table has %d of event_open, _close, _record, _seconds, wanted all or none", events);
     if (!(table->gemm_kinds & OH_GEMM_F32_F32))
         return oh_fail(error, OH_NO_BACKEND, "table's gemm_kinds is 0x%x, wanted OH_GEMM_F32_F32 (0x%x) among them",
                        table->gemm_kinds, OH_GEMM_F32_F32);

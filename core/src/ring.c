@@ -70,8 +70,7 @@ oh_status oh_ring_take(oh_ring *ring, oh_queue *queue, void **block, oh_error *e
 
 static int is_capturing(const oh_context *context, oh_queue *queue) {
     const oh_backend *backend = context->backend;
-    if (backend->size < offsetof(oh_backend, queue_is_capturing) + sizeof backend->queue_is_capturing) return 0;
-    return backend->queue_is_capturing && backend->queue_is_capturing(queue);
+    return OH_BACKEND_HAS(backend, queue_is_capturing) && backend->queue_is_capturing(queue);
 }
 
 oh_status oh_ring_upload(oh_ring *ring, oh_queue *queue, void *to, oh_error *error) {

@@ -158,6 +158,7 @@ int32_t kit_tile_format(const kit *k);
 /* --------------------------------------------------------------------------------------------------- the cases ---- */
 
 void cases_device(kit *k);
+void cases_events(kit *k);
 void cases_memory(kit *k);
 void cases_gemm(kit *k);
 void cases_copy_rows(kit *k);

@@ -10,9 +10,9 @@
 #include "crash.h"
 #include "kit.h"
 
-static const char *const op_names[CONFORM_OP_COUNT] = {"device",    "queue",       "memory",      "gemm",
-                                                       "copy_rows", "matrix_norm", "tile_stats",  "tile_overlap",
-                                                       "tile_grad", "row_finish",  "step_finish", "row_labels"};
+static const char *const op_names[CONFORM_OP_COUNT] = {
+    "device",     "queue",        "event",     "memory",     "gemm",        "copy_rows", "matrix_norm",
+    "tile_stats", "tile_overlap", "tile_grad", "row_finish", "step_finish", "row_labels"};
 
 static void name_operations(conform_report *r, const oh_backend *t) {
     for (int i = 0; i < CONFORM_OP_COUNT; ++i)
@@ -33,6 +33,7 @@ static void run_cases(kit *k) {
         return;
     }
     cases_device(k);
+    cases_events(k);
     cases_memory(k);
     cases_gemm(k);
     cases_copy_rows(k);

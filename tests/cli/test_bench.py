@@ -90,17 +90,37 @@ class TestBench(unittest.TestCase):
         passes = {p["name"]: p for p in got["passes"]}
         self.assertLess(passes["project_target"]["flops"], passes["project_draft"]["flops"])
 
-    def test_a_device_with_memory_of_its_own_is_measured(self):
+    def traced_far_away(self, events):
+        """A result and its trace on a device with memory, and with "1" a clock, of its own."""
         with tempfile.TemporaryDirectory() as folder:
             trace = os.path.join(folder, "trace.json")
-            got = bench("--policy", "cached", "--backend", os.environ["ONEHEAD_FAR"], "--trace", trace)["benchmarks"][0]
-            self.assertEqual(got["gemms"], 6)
+            done = run("bench", *SHAPE, "--policy", "cached", "--backend", os.environ["ONEHEAD_FAR"], "--trace", trace,
+                       "--json", env=dict(os.environ, ONEHEAD_FAR_EVENTS=events))
+            self.assertEqual(done.returncode, 0, done.stderr)
             with open(trace) as file:
-                events = json.load(file)["traceEvents"]
-        enqueued = [e for e in events if e.get("cat") == "enqueue"]
-        operations = [e for e in events if e.get("cat") == "operation"]
-        self.assertEqual(len(enqueued), len(operations))
-        self.assertEqual({e["pid"] for e in enqueued} & {e["pid"] for e in operations}, set())
+                return json.loads(done.stdout)["benchmarks"][0], json.load(file)
+
+    def test_a_device_with_memory_of_its_own_has_times_of_its_own(self):
+        for events, clock in (("1", "events"), ("0", "waits")):
+            got, trace = self.traced_far_away(events)
+            self.assertEqual((got["gemms"], got["pass_clock"]), (6, clock))
+            self.assertEqual(trace["otherData"]["device_clock"], {"cached, f32 tiles": clock})
+            enqueued = [e for e in trace["traceEvents"] if e.get("cat") == "enqueue"]
+            operations = [e for e in trace["traceEvents"] if e.get("cat") == "operation"]
+            self.assertEqual([e["name"] for e in enqueued], [e["name"] for e in operations])
+            self.assertEqual({e["pid"] for e in enqueued} & {e["pid"] for e in operations}, set())
+            # This device works while it is called. Its clock starts elsewhere, and is moved onto the host's to within
+            # the time that it takes to tell of the origin: what another process can hold that up for, at the most.
+            late = 1e5
+            for call, operation in zip(enqueued, operations):
+                self.assertGreaterEqual(operation["dur"], 0)
+                self.assertAlmostEqual(operation["ts"], call["ts"], delta=late)
+                self.assertAlmostEqual(operation["ts"] + operation["dur"], call["ts"] + call["dur"], delta=late)
+            for before, after in zip(operations, operations[1:]):
+                self.assertGreaterEqual(after["ts"] + 1e-3, before["ts"] + before["dur"])
+
+    def test_passes_of_the_host_are_timed_by_its_calls(self):
+        self.assertEqual(bench("--policy", "cached")["benchmarks"][0]["pass_clock"], "host")
 
     def test_unknown_names_are_refused(self):
         for arguments, expected in ((["--policy", "lazy"], "cached, recompute, naive"),

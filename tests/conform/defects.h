@@ -10,6 +10,8 @@
     X(ANY_DEVICE, "any-device", device)                                                                                \
     X(MISALIGNED_ALLOC, "misaligned-alloc", memory)                                                                    \
     X(NO_WORK_FILL, "no-work-fill", memory)                                                                            \
+    X(CLOCK_STANDS, "clock-stands", event)                                                                             \
+    X(NEVER_RECORDED, "never-recorded", event)                                                                         \
     X(NO_WORK_GEMM, "no-work-gemm", gemm)                                                                              \
     X(BETA_READS_C, "beta-reads-c", gemm)                                                                              \
     X(ROW_OFF_TWICE_THE_BOUND, "row-off-twice-the-bound", gemm)                                                        \
@@ -79,6 +81,11 @@ struct oh_device {
 
 struct oh_queue {
     oh_device *device;
+};
+
+struct oh_event {
+    oh_device *device;
+    double seconds; /* of the host's clock; 0: not recorded */
 };
 
 /* Leaves words for last_error, returns the status. */

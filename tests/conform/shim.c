@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "portable/portable.h"
 
@@ -112,6 +113,35 @@ static oh_status fill(oh_queue *queue, void *to, int32_t byte, uint64_t bytes) {
     return OH_OK;
 }
 
+/* ------------------------------------------------------------------------------------------------------ events ---- */
+
+static oh_status event_open(oh_device *device, oh_event **event) {
+    *event = calloc(1, sizeof **event);
+    if (!*event) return OH_OUT_OF_MEMORY;
+    (*event)->device = device;
+    return OH_OK;
+}
+
+static void event_close(oh_event *event) {
+    free(event);
+}
+
+static oh_status event_record(oh_queue *queue, oh_event *event) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    event->seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    if (queue->device->defect == CLOCK_STANDS) event->seconds = 1;
+    return OH_OK;
+}
+
+static oh_status event_seconds(oh_event *from, oh_event *to, double *seconds) {
+    oh_queue queue = {from->device};
+    const int recorded = from->seconds > 0 && to->seconds > 0;
+    if (!recorded && from->device->defect != NEVER_RECORDED) return shim_fail(&queue, OH_INVALID_ARGUMENT);
+    *seconds = to->seconds - from->seconds;
+    return OH_OK;
+}
+
 /* ------------------------------------------------------------------------------------------------------- table ---- */
 
 static const oh_backend table = {
@@ -145,6 +175,10 @@ static const oh_backend table = {
     .row_finish = shim_row_finish,
     .step_finish = shim_step_finish,
     .row_labels = shim_row_labels,
+    .event_open = event_open,
+    .event_close = event_close,
+    .event_record = event_record,
+    .event_seconds = event_seconds,
 };
 
 __attribute__((visibility("default"))) const oh_backend *oh_backend_v1(void);

@@ -57,7 +57,8 @@ static oh_status measure_passes(const bench_run *b, bench_case *c, int64_t at, o
     const oh_status status = timed(b, c, oh_plan_run, &c->traced[at], &cpu, error);
     oh_plan_trace(c->plan, NULL, NULL);
     if (status != OH_OK) return status;
-    if (c->log->out_of_memory) return error_line(error, OH_OUT_OF_MEMORY, "trace", "out of memory");
+    const oh_status read = span_log_read(c->log, error);
+    if (read != OH_OK) return read;
     for (int64_t i = 0; i < c->log->count; i++) {
         const span_record *const record = &c->log->records[i];
         c->pass[record->span.kind][at] += 1e3 * (record->end - record->begin);
@@ -89,6 +90,7 @@ static void summarise(bench_case *c) {
     }
     for (int kind = 0; kind < OH_SPAN_COUNT; kind++)
         r->passes[kind].ms = samples_summarise(c->pass[kind], r->repeats);
+    r->pass_clock = c->log->clock;
     r->step_ms = samples_summarise(c->step, r->repeats);
     r->gemms_ms = samples_summarise(c->gemms, r->repeats);
     r->ratio = samples_summarise(c->ratio, r->repeats);
@@ -116,7 +118,8 @@ static oh_status reserve(bench_output *output, int64_t count, oh_error *error) {
     return OH_OK;
 }
 
-static void open_case(bench_run *b, bench_output *output, oh_request request, const char *series) {
+static oh_status open_case(bench_run *b, bench_output *output, oh_request request, const char *series,
+                           oh_error *error) {
     bench_result *const result = &output->results[output->count++]; /* reserved */
     oh_error said;
     *result = (bench_result){.series = series,
@@ -130,7 +133,7 @@ static void open_case(bench_run *b, bench_output *output, oh_request request, co
     bench_case *const c = &b->cases[b->count];
     if (oh_plan_create(b->context, &request, &c->plan, &said) != OH_OK) {
         memcpy(result->error, said.message, sizeof result->error);
-        return;
+        return OH_OK;
     }
     result->plan = *oh_plan_get_summary(c->plan);
     result->policy = result->plan.policy;
@@ -138,28 +141,27 @@ static void open_case(bench_run *b, bench_output *output, oh_request request, co
     result->chunk = result->plan.chunk;
     c->result = result;
     c->log = &output->logs[b->count];
-    c->log->backend = b->inputs.backend;
     snprintf(output->log_names[b->count], sizeof output->log_names[0], "%s, %s tiles", policy_name(result->policy),
              tile_name(result->tile));
     output->log_count = ++b->count;
+    return span_log_open(c->log, b->inputs.backend, oh_context_device(b->context), error);
 }
 
 static oh_status open_cases(bench_run *b, bench_output *output, const char *series, oh_error *error) {
     const bench_setup *const setup = b->setup;
     b->cases = calloc((size_t)setup->policy_count * (size_t)setup->tile_count, sizeof *b->cases);
     if (b->cases == NULL) return error_line(error, OH_OUT_OF_MEMORY, "results", "out of memory");
-    const oh_status status = reserve(output, (int64_t)setup->policy_count * setup->tile_count, error);
-    if (status != OH_OK) return status;
+    oh_status status = reserve(output, (int64_t)setup->policy_count * setup->tile_count, error);
     output->log_count = 0;
     for (int p = 0; p < setup->policy_count; p++) {
-        for (int t = 0; t < setup->tile_count; t++) {
+        for (int t = 0; t < setup->tile_count && status == OH_OK; t++) {
             oh_request request = setup->request;
             request.policy = setup->policies[p];
             request.tile = setup->tiles[t];
-            open_case(b, output, request, series);
+            status = open_case(b, output, request, series, error);
         }
     }
-    return OH_OK;
+    return status;
 }
 
 static oh_status warm_up_case(const bench_run *b, bench_case *c, oh_error *error) {
@@ -252,8 +254,10 @@ oh_status bench_group(bench_output *output, const bench_setup *setup, const char
     if (status == OH_OK) status = open_cases(&b, output, series, error);
     if (status == OH_OK) status = measure(&b, error);
     progress_show(NULL);
-    for (int i = 0; i < b.count; i++)
+    for (int i = 0; i < b.count; i++) {
         oh_plan_destroy(b.cases[i].plan);
+        span_log_stop(b.cases[i].log);
+    }
     free(b.cases);
     bench_inputs_close(&b.inputs);
     oh_context_close(b.context);

@@ -28,6 +28,7 @@ typedef struct bench_result {
     samples_summary traced_ms;                            /* the step with an observer, the source of `passes` */
     double flops;                                         /* of the products, as run */
     double grad_error; /* of dD to that of f32 tiles, as a ratio of 2-norms; NaN: nothing to compare with */
+    span_clock pass_clock;
     bench_pass passes[OH_SPAN_COUNT];
 } bench_result;
 

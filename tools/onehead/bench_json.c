@@ -65,13 +65,13 @@ static json_t *figures_json(const bench_result *r, double copy_rate) {
                   json_number(r->ratio.median), "ratio_low", json_number(r->ratio.low), "ratio_high",
                   json_number(r->ratio.high), "traced_ms", json_number(r->traced_ms.median), "gemms_cpu_ms",
                   json_number(r->gemms_cpu_ms.median), "cpu_ratio", json_number(r->cpu_ratio.median));
-    json_t *const counts =
-        json_pack("{s:I, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "chunks", (json_int_t)r->plan.chunks,
-                  "projections", "draft", (json_int_t)r->projections_draft, "target", (json_int_t)r->projections_target,
-                  "gemms", (json_int_t)r->gemms, "tile_reads", (json_int_t)r->tile_reads, "workspace_bytes",
-                  (json_int_t)r->plan.workspace_bytes, "weight_bytes", (json_int_t)r->plan.weight_bytes, "flops",
-                  json_number(r->flops), "flops_per_second", rate(r->flops, r->gemms_ms.median), "grad_error",
-                  json_number(r->grad_error), "passes", passes_json(r, copy_rate));
+    json_t *const counts = json_pack(
+        "{s:I, s:{s:I, s:I}, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:s, s:o}", "chunks", (json_int_t)r->plan.chunks,
+        "projections", "draft", (json_int_t)r->projections_draft, "target", (json_int_t)r->projections_target, "gemms",
+        (json_int_t)r->gemms, "tile_reads", (json_int_t)r->tile_reads, "workspace_bytes",
+        (json_int_t)r->plan.workspace_bytes, "weight_bytes", (json_int_t)r->plan.weight_bytes, "flops",
+        json_number(r->flops), "flops_per_second", rate(r->flops, r->gemms_ms.median), "grad_error",
+        json_number(r->grad_error), "pass_clock", span_clock_name(r->pass_clock), "passes", passes_json(r, copy_rate));
     return merged(times, counts);
 }
 

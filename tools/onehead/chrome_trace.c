@@ -12,18 +12,21 @@ enum { HOST_PROCESS = 1, DEVICE_PROCESS = 2, MAIN_THREAD = 1 };
 struct chrome_trace {
     atomic_file *file;
     json_t *events; /* NULL: out of memory */
+    json_t *clocks; /* by device lane */
     int lanes;      /* device lanes so far */
     int64_t tile_reads;
 };
 
-static void add(chrome_trace *trace, json_t *event) {
-    if (trace->events == NULL) {
-        json_decref(event);
-        return;
-    }
-    if (json_array_append_new(trace->events, event) == 0) return; /* refuses NULL */
+static void fail(chrome_trace *trace) {
     json_decref(trace->events);
     trace->events = NULL;
+}
+
+static void add(chrome_trace *trace, json_t *event) {
+    if (trace->events == NULL)
+        json_decref(event);
+    else if (json_array_append_new(trace->events, event) != 0) /* refuses NULL */
+        fail(trace);
 }
 
 static void name_lane(chrome_trace *trace, const char *what, int process, int thread, const char *name) {
@@ -41,6 +44,7 @@ oh_status chrome_trace_open(chrome_trace **trace, const char *path, oh_error *er
         return status;
     }
     t->events = json_array();
+    t->clocks = json_object();
     name_lane(t, "process_name", HOST_PROCESS, MAIN_THREAD, "host");
     name_lane(t, "thread_name", HOST_PROCESS, MAIN_THREAD, "onehead");
     name_lane(t, "process_name", DEVICE_PROCESS, 0, "device");
@@ -75,11 +79,12 @@ void chrome_trace_spans(chrome_trace *trace, const char *lane, const span_log *l
     if (trace == NULL) return;
     const int thread = ++trace->lanes;
     name_lane(trace, "thread_name", DEVICE_PROCESS, thread, lane);
+    if (json_object_set_new(trace->clocks, lane, json_string(span_clock_name(log->clock))) != 0) fail(trace);
     for (int64_t i = 0; i < log->count; i++) {
         const span_record *const r = &log->records[i];
         const char *const name = oh_span_name(r->span.kind);
-        if (!(log->backend->caps & OH_CAP_HOST_MEMORY))
-            add(trace, complete_event(name, "enqueue", HOST_PROCESS, MAIN_THREAD, r->begin, r->enqueued,
+        if (log->clock != SPAN_CLOCK_HOST)
+            add(trace, complete_event(name, "enqueue", HOST_PROCESS, MAIN_THREAD, r->called, r->enqueued,
                                       span_arguments(&r->span)));
         add(trace,
             complete_event(name, "operation", DEVICE_PROCESS, thread, r->begin, r->end, span_arguments(&r->span)));
@@ -93,10 +98,11 @@ void chrome_trace_spans(chrome_trace *trace, const char *lane, const span_log *l
 oh_status chrome_trace_finish(chrome_trace *trace, oh_error *error) {
     if (trace == NULL) return OH_OK;
     const char *const path = atomic_file_path(trace->file);
-    json_t *const root = trace->events == NULL ? NULL
-                                               : json_pack("{s:s, s:{s:s, s:I}, s:O}", "displayTimeUnit", "ms",
-                                                           "otherData", "version", oh_version(), "tile_reads",
-                                                           (json_int_t)trace->tile_reads, "traceEvents", trace->events);
+    json_t *const root = trace->events == NULL
+                             ? NULL
+                             : json_pack("{s:s, s:{s:s, s:I, s:O}, s:O}", "displayTimeUnit", "ms", "otherData",
+                                         "version", oh_version(), "tile_reads", (json_int_t)trace->tile_reads,
+                                         "device_clock", trace->clocks, "traceEvents", trace->events);
     char *const text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
     json_decref(root);
     oh_status status = OH_OK;
@@ -118,5 +124,6 @@ void chrome_trace_discard(chrome_trace *trace) {
     if (trace == NULL) return;
     if (trace->file != NULL) atomic_file_discard(trace->file);
     json_decref(trace->events);
+    json_decref(trace->clocks);
     free(trace);
 }

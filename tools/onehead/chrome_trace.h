@@ -8,7 +8,7 @@
  *
  * The host's lane holds phases and, where a device runs on its own, the calls that enqueue; the device's lanes hold one
  * event an operation, with chunk, stage, rows, columns, bytes and FLOPs as arguments. A counter shows the tile reads so
- * far. Times are those of step_clock. */
+ * far. Times are those of step_clock; otherData.device_clock says by lane where the device's come from. */
 #ifndef ONEHEAD_TOOL_CHROME_TRACE_H
 #define ONEHEAD_TOOL_CHROME_TRACE_H
 

@@ -1,9 +1,41 @@
 #include "span_log.h"
 
+#include "error_line.h"
 #include "step.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+const char *span_clock_name(span_clock clock) {
+    static const char *const names[] = {"host", "events", "waits"};
+    return names[clock];
+}
+
+static oh_status failure(const span_log *log, oh_status status, const char *doing, oh_error *error) {
+    oh_error said = {OH_OK, ""};
+    if (status == OH_OUT_OF_MEMORY) return error_line(error, status, "trace", "out of memory");
+    log->backend->last_error(log->device, &said);
+    return error_line(error, status, log->backend->name, "%s: %.300s", doing,
+                      said.message[0] != '\0' ? said.message : oh_status_name(status));
+}
+
+oh_status span_log_open(span_log *log, const oh_backend *backend, oh_device *device, oh_error *error) {
+    span_log_close(log);
+    log->backend = backend;
+    log->device = device;
+    log->clock = backend->caps & OH_CAP_HOST_MEMORY         ? SPAN_CLOCK_HOST
+                 : OH_BACKEND_HAS(log->backend, event_open) ? SPAN_CLOCK_EVENTS
+                                                            : SPAN_CLOCK_WAITS;
+    if (log->clock != SPAN_CLOCK_EVENTS) return OH_OK;
+    oh_status status = backend->queue_open(device, NULL, &log->queue);
+    if (status == OH_OK) status = backend->event_open(device, &log->origin);
+    if (status == OH_OK) return OH_OK;
+    status = failure(log, status, "opening an event", error);
+    span_log_close(log);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------- observing ---- */
 
 static bool grow(span_log *log) {
     if (log->count < log->capacity) return true;
@@ -15,31 +47,105 @@ static bool grow(span_log *log) {
     return true;
 }
 
+/* Two events for each record that there is room for. */
+static oh_status grow_events(span_log *log) {
+    if (2 * log->capacity > log->event_capacity) {
+        oh_event **const events = realloc(log->events, (size_t)log->capacity * 2 * sizeof *events);
+        if (events == NULL) return OH_OUT_OF_MEMORY;
+        log->events = events;
+        log->event_capacity = 2 * log->capacity;
+    }
+    while (log->event_count < 2 * (log->count + 1)) {
+        const oh_status status = log->backend->event_open(log->device, &log->events[log->event_count]);
+        if (status != OH_OK) return status;
+        log->event_count++;
+    }
+    return OH_OK;
+}
+
+/* The moment that ties the device's clock to the host's: the log's own queue has nothing else to do. */
+static oh_status set_origin(span_log *log) {
+    oh_status status = log->backend->event_record(log->queue, log->origin);
+    if (status == OH_OK) status = log->backend->queue_wait(log->queue);
+    log->origin_clock = step_clock();
+    return status;
+}
+
+static oh_status observe_begin(span_log *log, const oh_span *span) {
+    if (!grow(log)) return OH_OUT_OF_MEMORY;
+    oh_status status = OH_OK;
+    if (log->clock == SPAN_CLOCK_EVENTS) {
+        if (log->count == 0) status = set_origin(log);
+        if (status == OH_OK) status = grow_events(log);
+        if (status == OH_OK) status = log->backend->event_record(span->queue, log->events[2 * log->count]);
+    }
+    log->records[log->count] = (span_record){.span = *span, .called = step_clock()};
+    return status;
+}
+
+static oh_status observe_end(span_log *log, const oh_span *span) {
+    span_record *const record = &log->records[log->count];
+    oh_status status = OH_OK;
+    record->enqueued = record->end = step_clock();
+    record->begin = record->called;
+    if (log->clock == SPAN_CLOCK_EVENTS)
+        status = log->backend->event_record(span->queue, log->events[2 * log->count + 1]);
+    if (log->clock == SPAN_CLOCK_WAITS) {
+        status = log->backend->queue_wait(span->queue);
+        record->end = step_clock();
+    }
+    log->count++;
+    return status;
+}
+
 void span_log_observe(void *user, const oh_span *span, int begin) {
     span_log *const log = user;
-    if (log->out_of_memory) return;
-    if (begin) {
-        if (!grow(log)) {
-            log->out_of_memory = true;
-            return;
+    if (log->status != OH_OK) return;
+    log->status = begin ? observe_begin(log, span) : observe_end(log, span);
+}
+
+/* ------------------------------------------------------------------------------------------------------ reading ---- */
+
+static oh_status moment(const span_log *log, oh_event *event, double *clock) {
+    double seconds;
+    const oh_status status = log->backend->event_seconds(log->origin, event, &seconds);
+    if (status == OH_OK) *clock = log->origin_clock + seconds;
+    return status;
+}
+
+oh_status span_log_read(span_log *log, oh_error *error) {
+    oh_status status = log->status;
+    if (log->clock == SPAN_CLOCK_EVENTS) {
+        for (int64_t i = 0; i < log->count && status == OH_OK; i++) {
+            status = moment(log, log->events[2 * i], &log->records[i].begin);
+            if (status == OH_OK) status = moment(log, log->events[2 * i + 1], &log->records[i].end);
         }
-        log->records[log->count] = (span_record){.span = *span, .begin = step_clock()};
-        return;
     }
-    span_record *const record = &log->records[log->count++];
-    record->enqueued = record->end = step_clock();
-    if (log->backend->caps & OH_CAP_HOST_MEMORY) return;
-    /* Its failure is sticky: the run's next operation reports it. */
-    (void)log->backend->queue_wait(span->queue);
-    record->end = step_clock();
+    return status == OH_OK ? OH_OK : failure(log, status, "timing an operation", error);
 }
 
 void span_log_clear(span_log *log) {
     log->count = 0;
-    log->out_of_memory = false;
+    log->status = OH_OK;
+}
+
+void span_log_stop(span_log *log) {
+    if (log->clock == SPAN_CLOCK_EVENTS) {
+        for (int64_t i = 0; i < log->event_count; i++)
+            log->backend->event_close(log->events[i]);
+        log->backend->event_close(log->origin);
+        if (log->queue != NULL) log->backend->queue_close(log->queue);
+    }
+    free(log->events);
+    log->events = NULL;
+    log->event_count = log->event_capacity = 0;
+    log->origin = NULL;
+    log->queue = NULL;
+    log->device = NULL;
 }
 
 void span_log_close(span_log *log) {
+    span_log_stop(log);
     free(log->records);
     memset(log, 0, sizeof *log);
 }

@@ -226,7 +226,8 @@ oh_status step_run(step *s, const oh_request *request, step_result *r, oh_error 
     r->plan = *oh_plan_get_summary(plan);
     r->plan_seconds = step_clock() - start;
     if (s->spans != NULL) {
-        s->spans->backend = s->backend;
+        status = span_log_open(s->spans, s->backend, oh_context_device(s->context), error);
+        if (status != OH_OK) goto done;
         oh_plan_trace(plan, span_log_observe, s->spans);
     }
 
@@ -236,11 +237,13 @@ oh_status step_run(step *s, const oh_request *request, step_result *r, oh_error 
     status = oh_plan_run(plan, &s->inputs, &out, error);
     if (status == OH_OK) status = oh_plan_results(plan, &r->figures, error);
     r->run_seconds = step_clock() - begin;
+    if (status == OH_OK && s->spans != NULL) status = span_log_read(s->spans, error);
     if (status == OH_OK) status = keep_slots(r, error);
     if (status == OH_OK) status = download_outputs(s, &list, error);
 
 done:
     oh_plan_destroy(plan); /* waits: nothing writes the outputs any more */
+    if (s->spans != NULL) span_log_stop(s->spans);
     for (int i = 0; i < list.count && !s->on_host; i++)
         s->backend->free(oh_context_device(s->context), list.arrays[i].device);
     if (status != OH_OK) step_result_free(r);

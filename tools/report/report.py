@@ -299,6 +299,13 @@ def summary(run):
     return html.escape(" ".join(lines))
 
 
+def clock_note(runs):
+    """How operations were timed; what waited for each of them can't overlap."""
+    waits = any(b.get("pass_clock") == "waits" for run in runs for b in run.full)
+    return "Of steps with an observer." + (
+        " The device has no events: each operation was waited for, and nothing overlaps." if waits else "")
+
+
 def facts(run):
     c = run.context
     load = c.get("load_avg") or [0]
@@ -327,8 +334,7 @@ def page(plt, runs):
         body.append(f"<p>{prefix}{summary(run)}</p>")
     sections = [("A step by policy", "The line is the floor: the matrix products of that policy's plan, alone, measured "
                  "in turns with the step.", plot_steps(plt, runs)),
-                ("Time by operation", "Of steps with an observer. On an accelerator each operation is waited for, so "
-                 "nothing overlaps.", plot_nodes(plt, runs)),
+                ("Time by operation", clock_note(runs), plot_nodes(plt, runs)),
                 ("Memory by chunk size", "Workspace and converted weights; the tensors of the caller come on top.",
                  plot_memory(plt, runs)),
                 ("Accuracy by tile format", "Gradient of the first policy against the one with f32 tiles, 2-norms. The "

@@ -19,9 +19,10 @@
  *   Asynchrony   A compute, upload, fill or download call only enqueues; work of one queue runs in the order of the
  *                calls. Only queue_wait blocks, and upload and download where the host memory is pageable. Structures
  *                passed by pointer are read before the call returns; the arrays they point to are read when it runs.
- *   Errors       A call with impossible arguments returns OH_INVALID_ARGUMENT and enqueues nothing. A fault of the
- *                device is sticky: it is returned at the latest by queue_wait and by every call after it, and
- *                last_error has the words.
+ *   Errors       A call with impossible arguments returns OH_INVALID_ARGUMENT and enqueues nothing; so does one that
+ *                is possible but not claimed, with OH_UNSUPPORTED: a product of dtypes outside of gemm_kinds, a tile
+ *                format outside of tile_formats, a native stream where there are none. A fault of the device is sticky:
+ *                it is returned at the latest by queue_wait and by every call after it, and last_error has the words.
  *   Threads      One device may be used from one thread at a time; different devices (and two device_open of the same
  *                index) from different threads at once, with no lock between them.
  *   Memory       Whoever allocates frees; nothing allocated on one side of this boundary is freed on the other. No call
@@ -29,7 +30,8 @@
  *   Determinism  A plugin with OH_CAP_DETERMINISTIC gives the same bits for the same calls on the same device, for any
  *                timing of its threads.
  *   Versions     The major version is in the symbol's name. A minor version only appends fields, at the end of this
- *                table; a reader tests `size` before it reads a later field. oh_host.minor is the core's minor version.
+ *                table; a reader tests `size` before it reads a later field (OH_BACKEND_HAS). oh_host.minor is the
+ *                core's minor version.
  */
 #ifndef ONEHEAD_BACKEND_H
 #define ONEHEAD_BACKEND_H
@@ -44,7 +46,7 @@ extern "C" {
 #endif
 
 #define OH_BACKEND_MAJOR 1
-#define OH_BACKEND_MINOR 0
+#define OH_BACKEND_MINOR 1
 
 /* ------------------------------------------------------------------------------------------------- dtypes ---- */
 
@@ -167,7 +169,10 @@ typedef struct oh_tile_view {
 /* What a row's first read collects. z and t are transformed logits; sums are over the columns seen so far. A field
  * that the request's `want` does not name is left undefined. Empty state (before any column): maxima -inf, sums 0,
  * indices -1, flags 0. Two states over disjoint columns merge by oh_row_stats_merge (rowmath.h).
- * References: (z_max, t_max) are both the offsets and the running maxima; a logit of -inf adds nothing to any sum. */
+ * References: (z_max, t_max) are both the offsets and the running maxima; a logit of -inf adds nothing to any sum. An
+ * infinite divergence is told by its flag, not by its sum: kl_dot where OH_ROW_P0_Q is set, and rkl_dot where
+ * OH_ROW_Q0_P is, may hold anything; nobody reads them there, and a row whose objective has that term is left out as not
+ * finite. */
 typedef struct oh_row_stats {
     oh_real z_max, t_max;
     oh_real z_label;  /* z at `label`; -inf until its column was seen */
@@ -293,6 +298,7 @@ struct oh_step_finish;
 
 typedef struct oh_device oh_device; /* defined by the plugin */
 typedef struct oh_queue oh_queue;   /* defined by the plugin */
+typedef struct oh_event oh_event;   /* defined by the plugin */
 
 /* Services of the core, valid while the device is open. */
 typedef struct oh_host {
@@ -374,7 +380,24 @@ typedef struct oh_backend {
     /* Whether the queue's stream is being captured into a graph, which will read uploads' host memory at each replay.
      * NULL: never. */
     int32_t (*queue_is_capturing)(oh_queue *queue);
+
+    /* ---- since minor version 1 ---- */
+
+    /* Events: moments in a queue's order that the device takes the time of, so that a trace shows when operations ran
+     * without waiting for each. All four or none; NULL: a trace waits.
+     * event_record enqueues the moment at which all of the queue's earlier work has run; recording an event again
+     * replaces its moment. event_seconds: time from one to the other, which may be on different queues of one device;
+     * negative where `to` came first. OH_INVALID_ARGUMENT for an event that was not recorded or whose moment is still
+     * ahead: it doesn't wait. event_close(NULL) does nothing; closing an event that is enqueued is allowed. */
+    oh_status (*event_open)(oh_device *device, oh_event **event);
+    void (*event_close)(oh_event *event);
+    oh_status (*event_record)(oh_queue *queue, oh_event *event);
+    oh_status (*event_seconds)(oh_event *from, oh_event *to, double *seconds);
 } oh_backend;
+
+/* Whether a table reaches as far as an entry, and has it. */
+#define OH_BACKEND_HAS(table, entry)                                                                                   \
+    ((table)->size >= offsetof(oh_backend, entry) + sizeof(table)->entry && (table)->entry != NULL)
 
 typedef const oh_backend *(*oh_backend_entry)(void);
 #define OH_BACKEND_SYMBOL "oh_backend_v1"
@@ -405,7 +428,8 @@ OH_STATIC_ASSERT(offsetof(oh_backend, device_count) == 48, "oh_backend.device_co
 OH_STATIC_ASSERT(offsetof(oh_backend, gemm) == 168, "oh_backend.gemm");
 OH_STATIC_ASSERT(offsetof(oh_backend, step_finish) == 232, "oh_backend.step_finish");
 OH_STATIC_ASSERT(offsetof(oh_backend, row_labels) == 240, "oh_backend.row_labels");
-OH_STATIC_ASSERT(sizeof(oh_backend) == 256, "oh_backend");
+OH_STATIC_ASSERT(offsetof(oh_backend, event_open) == 256, "oh_backend.event_open");
+OH_STATIC_ASSERT(sizeof(oh_backend) == 288, "oh_backend");
 
 #ifdef __cplusplus
 }

@@ -382,8 +382,9 @@ typedef struct oh_span {
 OH_API const char *oh_span_name(int32_t kind); /* "project_draft", "statistics", ... */
 
 /* Called with begin = 1 before and 0 after the call that enqueues an operation, on the thread of oh_plan_run: on a
- * backend that computes before its calls return, the two are the operation's time. On others the second call may wait
- * for span->queue, which makes it so at the price of overlap. NULL ends it. Without an observer an operation costs one
+ * backend that computes before its calls return, the two are the operation's time. On others each call may record an
+ * event on span->queue (backend.h), which costs no waiting, or the second one may wait for the queue, at the price of
+ * overlap. NULL ends it. Without an observer an operation costs one
  * test of a pointer. */
 typedef void (*oh_span_observer)(void *user, const oh_span *span, int begin);
 OH_API void oh_plan_trace(oh_plan *plan, oh_span_observer observer, void *user);
