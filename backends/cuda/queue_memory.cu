@@ -39,11 +39,21 @@ int32_t cuda_queue_is_capturing(oh_queue *queue) {
     return capture == cudaStreamCaptureStatusActive;
 }
 
+/* Waits for a stream while another one of this thread may be under capture: CUDA forbids that in the global mode, lest the
+ * wait belong into the graph, which this one doesn't. A stream that is captured itself has nothing to wait for. */
+static void wait_beside_capture(oh_queue *queue) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)device_check(queue->device, cudaThreadExchangeStreamCaptureMode(&mode), "leaving the capture mode");
+    if (!cuda_queue_is_capturing(queue))
+        (void)device_check(queue->device, cudaStreamSynchronize(queue->stream), "waiting for the stream");
+    (void)device_check(queue->device, cudaThreadExchangeStreamCaptureMode(&mode), "restoring the capture mode");
+}
+
 void cuda_queue_close(oh_queue *queue) {
     if (!queue) return;
     {
         const device_guard guard(queue->device);
-        (void)device_check(queue->device, cudaStreamSynchronize(queue->stream), "waiting for the stream");
+        wait_beside_capture(queue);
         if (queue->own) (void)device_check(queue->device, cudaStreamDestroy(queue->stream), "closing a stream");
     }
     free(queue);

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from . import _structs as S
 from ._library import InvalidArgument, backend_file, check, library
 
-MAX_PLANS = 16
+MAX_PLANS = 16  # and those that CUDA graphs replay
 #: Bytes that converted weights of cached plans may hold together; one plan's are always allowed.
 MAX_WEIGHT_BYTES = 4 << 30
 
@@ -57,6 +57,8 @@ class Plan:
         self._handle = C.c_void_p()
         self._error = S.Error()
         self._seen: List[Optional[WeightIdentity]] = []
+        #: A CUDA graph replays a step of this plan, out of the plan's own memory: it is never destroyed.
+        self.captured = False
         status = self._lib.oh_plan_create(context.handle, request, C.byref(self._handle), self._error)
         check(status, self._error)
         self.summary = self._lib.oh_plan_get_summary(self._handle).contents
@@ -141,19 +143,29 @@ class Context:
     def plan(self, key: Hashable, request: Callable[[], S.Request]) -> Plan:
         """The plan for `key`, made from `request` where there is none. Only under the lock."""
         plan = self.plans.get(key)
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if plan is None and capturing:
+            raise InvalidArgument(
+                "a step of this kind is captured before one has run: run the same call once, outside of the capture "
+                "(the first one allocates and loads kernels)"
+            )
         if plan is None:
             plan = Plan(self, request())
             self.plans[key] = plan
             self._evict()
         self.plans.move_to_end(key)
+        plan.captured |= capturing
         self.last_plan = plan
         return plan
 
     def _evict(self) -> None:
-        while len(self.plans) > 1 and (
-            len(self.plans) > MAX_PLANS or sum(p.weight_bytes for p in self.plans.values()) > MAX_WEIGHT_BYTES
-        ):
-            self.plans.popitem(last=False)[1].destroy()
+        """Destroys the plans used longest ago, until few enough are left; never the newest."""
+        free = [key for key, plan in self.plans.items() if not plan.captured][:-1]
+        for key in free:
+            kept = sum(plan.weight_bytes for plan in self.plans.values())
+            if len(self.plans) <= MAX_PLANS and kept <= MAX_WEIGHT_BYTES:
+                return
+            self.plans.pop(key).destroy()
 
     def workspace(self, size: int) -> Tensor:
         """At least `size` bytes (as f64 elements) at the alignment that plans count on. On a CPU one buffer serves all

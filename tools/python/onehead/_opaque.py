@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -36,8 +37,16 @@ def opaque_draft_loss(
 
 
 if AVAILABLE:
+    # A CUDA graph of the compiler's own would replay the rows that were selected when it was captured, and would take the
+    # memory that plans keep for its pool's. PyTorch that has the tag leaves the operation out of such graphs.
+    _TAGS = (
+        {"tags": (torch.Tag.cudagraph_unsafe,)}
+        if hasattr(torch.Tag, "cudagraph_unsafe")
+        and "tags" in inspect.signature(torch.library.custom_op).parameters
+        else {}
+    )
 
-    @torch.library.custom_op("onehead::draft_loss", mutates_args=())
+    @torch.library.custom_op("onehead::draft_loss", mutates_args=(), **_TAGS)
     def _draft_loss(
         draft: Tensor,
         weight: Tensor,

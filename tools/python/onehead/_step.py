@@ -226,6 +226,8 @@ def run_step(
         draft_to_target=to_host("draft_to_target", batch.draft_to_target),
     )
     device = batch.draft.device
+    if isinstance(norm, Tensor) and norm.device.type == "cpu":
+        norm = float(norm.detach())  # a copy from pageable memory would wait for the device
     context = context_for(options.backend, device, options.threads)
     inputs, made = _inputs(batch, host), _allocate(options, batch, produce)
     figures = _Figures(sum_count(options), device, norm)

@@ -1,0 +1,223 @@
+"""A step is enqueued on the current stream, waits for nothing, and can be captured."""
+
+import threading
+
+import pytest
+import torch
+from device_step import batch, held_back, no_synchronisation
+
+import onehead
+from onehead import _context
+
+
+def step(draft, rest, **options):
+    leaf = draft.detach().clone().requires_grad_()
+    loss, metrics = onehead.draft_loss(leaf, **rest, **options)
+    loss.backward()
+    return loss.detach(), leaf.grad, metrics
+
+
+def kinds():
+    """(name, batch, options): what may need something from the host."""
+    draft, rest = batch()
+    labels = torch.randint(-1, 5003, (256,))
+    trained = dict(rest, lm_head=rest["lm_head"].clone().requires_grad_())
+    bias = torch.zeros(5003, device="cuda", requires_grad=True)
+    rows = torch.arange(256).flip(0).contiguous()
+    return [
+        pytest.param(draft, rest, {}, id="kl"),
+        pytest.param(draft, rest, {"tile": "diff"}, id="diff"),
+        pytest.param(draft, dict(lm_head=rest["lm_head"], labels=labels), {"tile": "f16"}, id="ce"),
+        pytest.param(draft, dict(rest, target_row=rows), {"terms": {"jsd": 1.0}}, id="jsd target_row"),
+        pytest.param(draft, trained, {"bias": bias}, id="head and bias"),
+        pytest.param(draft, rest, {"norm": 100.0}, id="a number as norm"),
+        pytest.param(draft, rest, {"norm": torch.tensor(100.0)}, id="a host tensor as norm"),
+        pytest.param(draft, rest, {"norm": torch.tensor(100.0, device="cuda")}, id="a device tensor as norm"),
+        pytest.param(draft, rest, {"decay": ("dpace", 0.5)}, id="dpace"),
+        pytest.param(draft, rest, {"policy": "recompute", "chunk": 64}, id="recompute"),
+        pytest.param(draft, rest, {"grad_dtype": torch.bfloat16}, id="bf16 gradient"),
+        pytest.param(draft, rest, {"rows": True}, id="rows"),
+        pytest.param(draft.float(), {k: v.float() for k, v in rest.items()}, {}, id="f32"),
+    ]
+
+
+CASES = kinds() if torch.cuda.is_available() else [pytest.param(None, None, None, id="all")]
+
+
+@pytest.mark.parametrize("draft, rest, options", CASES)
+def test_nothing_waits(draft, rest, options):
+    right = step(draft, rest, **options)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(draft, rest, **options)  # the plan comes to this stream, which waits once
+    with held_back(stream), no_synchronisation():
+        loss, grad, metrics = step(draft, rest, **options)
+        added = metrics + metrics
+        total = added.supervised + added.hits[1]
+    stream.synchronize()
+    assert torch.equal(loss, right[0]) and torch.equal(grad, right[1])
+    ratios = right[2].ratios()
+    assert metrics.ratios() == ratios
+    assert float(total) == 2 * (ratios["supervised"] + ratios["topk"]["1"]["hits"])
+
+
+def test_several_steps_are_under_way_at_once():
+    """Each with a mask of its own, all enqueued before the first has begun."""
+    draft, rest = batch()
+    masks = [((torch.arange(256) * 7 + i) % 5 > 0).float() for i in range(6)]
+    right = [step(draft, dict(rest, loss_mask=mask)) for mask in masks]
+    stream = torch.cuda.current_stream()
+    with held_back(stream), no_synchronisation():
+        found = [step(draft, dict(rest, loss_mask=mask)) for mask in masks]
+    stream.synchronize()
+    for a, b in zip(right, found):
+        assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+
+
+def test_topk_and_weight_sum_do_not_wait():
+    draft, rest = batch()
+    mask = rest["loss_mask"].cuda()
+    onehead.topk(draft, rest["lm_head"], 4)
+    with held_back(torch.cuda.current_stream()), no_synchronisation():
+        found = onehead.topk(draft, rest["lm_head"], 4)
+        n = onehead.weight_sum(mask)
+    assert found.ids.is_cuda and n.is_cuda
+    assert float(n) == pytest.approx(float(onehead.weight_sum(rest["loss_mask"])), rel=1e-12)
+
+
+def test_the_current_stream_is_used():
+    """Inputs that are written late on the current stream are read late; a step on another stream would see zeros."""
+    draft, rest = batch()
+    right = step(draft, rest)
+    late = torch.zeros_like(draft)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(int(2e8))
+        late.copy_(draft)
+        loss, grad, _ = step(late, rest)
+    stream.synchronize()
+    assert torch.equal(loss, right[0]) and torch.equal(grad, right[1])
+
+
+def test_memory_goes_back_to_the_stream_it_came_from():
+    """Ten steps under way use the workspace one after another: no more memory than one."""
+    draft, rest = batch(rows=2048, hidden=256, vocab=8192)
+    step(draft, rest)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step(draft, rest)
+    one = torch.cuda.max_memory_allocated()
+    with held_back(torch.cuda.current_stream()):
+        for _ in range(6):
+            step(draft, rest)
+    assert torch.cuda.max_memory_allocated() == one
+
+
+def test_threads_on_streams_of_their_own():
+    draft, rest = batch()
+    right = step(draft, rest)
+    found = []
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            for _ in range(5):
+                found.append(step(draft, rest)[:2])
+            torch.cuda.current_stream().synchronize()
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert len(found) == 15
+    assert all(torch.equal(loss, right[0]) and torch.equal(grad, right[1]) for loss, grad in found)
+
+
+# ---- capture ----
+
+
+def warm(run):
+    """As PyTorch's notes on CUDA graphs have it: some steps on a side stream first."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+@pytest.mark.parametrize("tile", ["f32", "bf16", "diff"])
+def test_a_captured_step_replays_on_new_data(tile):
+    draft, rest = batch()
+    other, other_rest = batch(seed=7)
+    norm = torch.tensor(50.0, device="cuda", dtype=torch.float64)
+    leaf = draft.clone().requires_grad_()
+    target = rest["target_hidden"].clone()
+
+    def run():
+        leaf.grad = None
+        loss, metrics = onehead.draft_loss(leaf, **dict(rest, target_hidden=target), norm=norm, tile=tile)
+        loss.backward()
+        return loss.detach(), metrics
+
+    warm(run)
+    leaf.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss, metrics = run()
+    grad = leaf.grad
+    with torch.no_grad():
+        leaf.copy_(other)
+    target.copy_(other_rest["target_hidden"])
+    norm.fill_(80.0)
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        right = step(other, dict(rest, target_hidden=other_rest["target_hidden"]), norm=80.0, tile=tile)
+        assert torch.equal(loss, right[0]) and torch.equal(grad, right[1])
+        assert metrics.ratios() == right[2].ratios()
+
+
+def test_a_captured_plan_outlives_the_cache():
+    draft, rest = batch(rows=128)
+    leaf = draft.clone().requires_grad_()
+
+    def run():
+        leaf.grad = None
+        loss, _ = onehead.draft_loss(leaf, **rest, tile="diff")
+        loss.backward()
+        return loss.detach()
+
+    warm(run)
+    leaf.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = run()
+    graph.replay()
+    torch.cuda.synchronize()
+    before, grad = loss.clone(), leaf.grad.clone()
+    kept = [plan for plan in _context.context_for(None, draft.device, 0).plans.values() if plan.captured]
+    for k in range(1, _context.MAX_PLANS + 4):
+        onehead.draft_loss(draft, **rest, topk=(k,))
+    assert all(plan in _context.context_for(None, draft.device, 0).plans.values() for plan in kept) and kept
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(loss, before) and torch.equal(leaf.grad, grad)
+
+
+def test_a_capture_before_the_first_run_is_refused():
+    draft, rest = batch(rows=96)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(onehead.InvalidArgument, match="run the same call once"):
+        with torch.cuda.graph(graph):
+            onehead.draft_loss(draft, **rest, topk=(3,))
+
+
+def test_a_mask_on_the_device_is_copied_with_a_warning():
+    draft, rest = batch()
+    right, _ = onehead.draft_loss(draft, **rest)
+    with pytest.warns(onehead.HostCopyWarning):
+        found, _ = onehead.draft_loss(draft, **dict(rest, loss_mask=rest["loss_mask"].cuda()))
+    assert torch.equal(found, right)
