@@ -178,7 +178,7 @@ def take_turns(alive: List[Case], inputs: Inputs, clock: Clock, rounds: int, dea
 
 def against_c(inputs: Inputs, clock: Clock, tile: Optional[str], rounds: int) -> Dict[str, Any]:
     """draft_loss and backward against oh_plan_run alone."""
-    package, c = ours.step(inputs, "kl", tile=tile), ours.c_call(inputs, "kl", tile=tile)
+    package, c = ours.step(inputs, "kl", tile=tile), ours.c_call(inputs.draft, ours.arguments(inputs, "kl", tile=tile))
     times: Dict[str, List[float]] = {"package": [], "c": []}
     clear(inputs)
     package()

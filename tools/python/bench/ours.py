@@ -7,12 +7,18 @@ from typing import Any, Callable, Dict
 
 import torch
 from inputs import GAMMA, Inputs
+from torch import Tensor
 
 import onehead
 from onehead import _context, _step, functions
 from onehead._autograd import gradients
 
 CHUNK, MEMORY = 2048, "16G"
+#: Tensor arguments of draft_loss, in the order of functions.prepare.
+TENSORS = (
+    "lm_head", "target_hidden", "target_row", "labels", "loss_mask", "target_lm_head", "bias", "target_bias",
+    "draft_to_target",
+)  # fmt: skip
 
 #: Arguments of draft_loss by objective. Rows of jsd and ce stand for themselves.
 ALIKE: Dict[str, Any] = dict(block_size=1, first_slot=0, decay="none", norm="count", metrics="none", topk=())
@@ -48,20 +54,19 @@ def plan(inputs: Inputs, objective: str, **options: Any) -> onehead.Plan:
     return onehead.plan(inputs.draft, **arguments(inputs, objective, **options))
 
 
-def c_call(inputs: Inputs, objective: str, **options: Any) -> Callable[[], Dict[str, Any]]:
-    """oh_plan_run on the plan that draft_loss made, with outputs and workspace made once: what a C program spends."""
-    step(inputs, objective, **options)()
-    context = _context.context_for(options.get("backend"), inputs.draft.device, 0)
+def c_call(draft: Tensor, rest: Dict[str, Any]) -> Callable[[], Dict[str, Any]]:
+    """oh_plan_run on the plan that draft_loss(draft, **rest) makes, with outputs and workspace made once: what a C program
+    spends. `draft` requires a gradient, the weights don't."""
+    rest = dict(dict(terms=None, topk=(1, 4, 8), norm="weights", decay=("exp", 10.0)), **rest)
+    onehead.draft_loss(draft, **rest)
+    device = draft.device
+    context = _context.context_for(rest.get("backend"), device, 0)
     live = context.last_plan
-    rest = dict(dict(topk=(1, 4, 8)), **arguments(inputs, objective, **options))
-    names = ("target_hidden", "target_row", "labels", "loss_mask", "target_lm_head", "bias", "target_bias", "draft_to_target")
-    tensors = [rest.pop(name, None) for name in names]
-    made, batch = functions.prepare(inputs.draft, rest.pop("lm_head"), *tensors, rest.pop("terms"), rest)
-    batch = batch._replace(draft=batch.draft.detach())
+    tensors = [rest.pop(name, None) for name in TENSORS]
+    made, batch = functions.prepare(draft.detach(), *tensors, rest.pop("terms"), rest)
     c_inputs = _step._inputs(batch, batch)
     outputs = _step._allocate(made, batch, made.produce | gradients(True, False, False))
     c_outputs = _step.S.Outputs(**{name: tensor.data_ptr() for name, tensor in outputs.items()})
-    device = inputs.draft.device
     workspace = _context._aligned(torch.empty(live.workspace_bytes // 8 + 64, dtype=torch.float64, device=device))
     c_inputs.workspace, c_inputs.workspace_bytes = workspace.data_ptr(), workspace.numel() * 8
     c_inputs.stream = context.stream()
