@@ -90,19 +90,23 @@ oh_status cuda_copy_rows(oh_queue *queue, const oh_copy_rows *copy);
 oh_status cuda_matrix_norm(oh_queue *queue, const oh_matrix_norm *norm);
 oh_status cuda_tile_stats(oh_queue *queue, const oh_tile_stats *stats);
 oh_status cuda_tile_overlap(oh_queue *queue, const oh_tile_overlap *overlap);
+oh_status cuda_tile_overflow(oh_queue *queue, const oh_tile_overflow *overflow);
 oh_status cuda_tile_grad(oh_queue *queue, const oh_tile_grad *grad);
 oh_status cuda_row_finish(oh_queue *queue, const struct oh_row_finish *finish);
 oh_status cuda_step_finish(oh_queue *queue, const struct oh_step_finish *finish);
 oh_status cuda_row_labels(oh_queue *queue, const oh_row_labels *labels);
+oh_status cuda_row_select(oh_queue *queue, const struct oh_row_select *select);
 
 /* Loads every kernel of a file onto the current device. CUDA loads a kernel when it is first launched, which may wait
  * for the device: a step must not, and a stream under capture can't. */
 cudaError_t copy_rows_load(void);
 cudaError_t matrix_norm_load(void);
 cudaError_t tile_stats_load(void);
+cudaError_t tile_overflow_load(void);
 cudaError_t tile_overlap_load(void);
 cudaError_t tile_grad_load(void);
 cudaError_t row_finish_load(void);
+cudaError_t row_select_load(void);
 cudaError_t gemm_plain_load(void);
 
 #endif

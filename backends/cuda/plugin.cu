@@ -40,6 +40,8 @@ static const oh_backend table = {
     .event_close = cuda_event_close,
     .event_record = cuda_event_record,
     .event_seconds = cuda_event_seconds,
+    .tile_overflow = cuda_tile_overflow,
+    .row_select = cuda_row_select,
 };
 
 extern "C" __attribute__((visibility("default"))) const oh_backend *oh_backend_v1(void) {

@@ -11,6 +11,7 @@ struct oh_context {
     void *(*alloc)(void *user, uint64_t bytes);
     void (*free)(void *user, void *address);
     void *user;
+    int32_t f16_overflowed; /* a step did: auto means f32 from the next plan on */
 };
 
 /* Device memory by the caller's allocator or the backend's. bytes = 0 gives NULL. */

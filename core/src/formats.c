@@ -27,11 +27,12 @@ static int32_t grad_operand(const oh_formats *f, uint32_t gemm_kinds) {
     return f->draft_operand;
 }
 
-oh_status oh_formats_choose(oh_formats *formats, const oh_request *request, uint32_t gemm_kinds, uint32_t tile_formats,
+oh_status oh_formats_choose(oh_formats *formats, const oh_request *request, const oh_machine *machine,
                             oh_error *error) {
     const oh_request *r = request;
-    oh_formats f = {.tile = r->tile == OH_TILE_AUTO ? OH_TILE_F32 : r->tile};
-    if (!(tile_formats >> f.tile & 1u))
+    const uint32_t gemm_kinds = machine->gemm_kinds;
+    oh_formats f = {.tile = r->tile};
+    if (!(machine->tile_formats >> f.tile & 1u))
         return oh_fail(error, OH_UNSUPPORTED, "tile '%s': the backend has no such tiles", tile_names[f.tile]);
     if (f.tile == OH_TILE_DIFF && (r->target_rows == 0 || r->target_hidden != 0))
         return oh_fail(

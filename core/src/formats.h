@@ -2,7 +2,7 @@
 #ifndef ONEHEAD_CORE_FORMATS_H
 #define ONEHEAD_CORE_FORMATS_H
 
-#include <onehead/onehead.h>
+#include "auto_tile.h"
 
 typedef struct oh_formats {
     int32_t tile;                                  /* oh_tile_format, never auto */
@@ -17,10 +17,9 @@ typedef struct oh_formats {
     int32_t cast_grad; /* the gradient tile is widened to f32 for its products */
 } oh_formats;
 
-/* gemm_kinds, tile_formats: the backend's claims. `request` is normalised (defaults filled in).
+/* `request` is normalised (defaults filled in) and its tile is not auto.
  * Prefers the hidden states' own 16-bit dtype where the backend multiplies it with f32 accumulation, else f32:
  * bf16 and f16 values are exact in f32, so that costs time and no accuracy. */
-oh_status oh_formats_choose(oh_formats *formats, const oh_request *request, uint32_t gemm_kinds, uint32_t tile_formats,
-                            oh_error *error);
+oh_status oh_formats_choose(oh_formats *formats, const oh_request *request, const oh_machine *machine, oh_error *error);
 
 #endif

@@ -2,13 +2,13 @@
 
 #include <string.h>
 
+#include "plan.h"
 #include "request.h"
 #include "ring.h"
 #include "select.h"
 #include "status.h"
 
 #define ALIGNMENT 256
-#define DEFAULT_MEMORY (INT64_C(2) << 30)
 #define DEFAULT_CHUNK 2048
 /* Fewer rows than this leave a product bound by reading W, and every chunk reads it again: from there on fewer, larger
  * chunks that project twice are the faster way to spend the same memory. */
@@ -90,15 +90,25 @@ static int64_t copied_bytes(const oh_request *r, const oh_formats *f, int kind, 
     return r->target_vocab && f->convert_target_weight ? target : 0;
 }
 
+static int64_t weight_rows(const oh_request *r, int kind) {
+    return kind == OH_WEIGHT_FULL ? r->target_vocab : r->vocab_valid;
+}
+
+int64_t oh_layout_copies(const oh_request *r, const oh_formats *f) {
+    int64_t bytes = 0;
+    for (int kind = 0; kind < OH_WEIGHT_COUNT; ++kind)
+        bytes = oh_size_add(bytes, round_up(copied_bytes(r, f, kind, weight_rows(r, kind)), ALIGNMENT));
+    return bytes;
+}
+
 static void place_weights(oh_layout *layout, const oh_request *r, const oh_formats *f) {
     for (int kind = 0; kind < OH_WEIGHT_COUNT; ++kind) {
-        const int64_t rows = kind == OH_WEIGHT_FULL ? r->target_vocab : r->vocab_valid;
         if (!layout->choice.resident) {
             const int64_t panel = copied_bytes(r, f, kind, layout->choice.weight_panel);
             layout->bytes[OH_BUFFER_WEIGHT_PANEL] = max64(layout->bytes[OH_BUFFER_WEIGHT_PANEL], panel);
             continue;
         }
-        layout->resident[kind] = copied_bytes(r, f, kind, rows);
+        layout->resident[kind] = copied_bytes(r, f, kind, weight_rows(r, kind));
         layout->resident_offset[kind] = layout->weight_bytes;
         layout->weight_bytes = oh_size_add(layout->weight_bytes, round_up(layout->resident[kind], ALIGNMENT));
     }
@@ -122,7 +132,7 @@ void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh
     const int64_t rows = layout->tile_rows, sums = oh_sum_count(&r->objective);
     int64_t *bytes = layout->bytes;
     bytes[OH_BUFFER_SELECTION] = oh_size_add(oh_selection_bytes(r->rows), OH_RING_TICKET_BYTES);
-    bytes[OH_BUFFER_SUMS] = oh_size_mul(sums + 8, 8);
+    bytes[OH_BUFFER_SUMS] = oh_size_mul(sums + OH_SUMS_EXTRA, 8);
     if (has_grad && oh_norm_is_late(r) && r->grad_dtype != OH_F32)
         bytes[OH_BUFFER_GRAD_STEP] = rows_by(r->rows, r->hidden, 4);
     bytes[OH_BUFFER_STATS] = rows_by(rows, 1, sizeof(oh_row_stats));
@@ -182,7 +192,8 @@ static int64_t weight_panel(const oh_layout_input *input, int64_t panel, int32_t
 
 /* Whether a whole tile of `chunk` rows fits; the layout that does it, with converted weights kept where they fit. */
 static int fits_whole(oh_layout *layout, const oh_layout_input *input, int32_t policy, int64_t chunk, int64_t budget) {
-    const int may_keep = copies_weights(&input->formats) && !input->request->weight_trains;
+    const int trains = input->request->weight_trains && !input->keep_trained;
+    const int may_keep = copies_weights(&input->formats) && !trains;
     for (int32_t resident = may_keep; resident >= 0; --resident) {
         const int64_t panel = input->request->vocab_valid;
         const oh_layout_choice choice = {policy, chunk, panel, weight_panel(input, panel, resident, budget), resident};
@@ -233,7 +244,7 @@ static oh_status too_small(const oh_layout_input *input, int32_t policy, int64_t
 
 oh_status oh_layout_choose(oh_layout *layout, const oh_layout_input *input, oh_error *error) {
     const oh_request *r = input->request;
-    const int64_t block = r->objective.block_size, budget = r->memory ? r->memory : DEFAULT_MEMORY;
+    const int64_t block = r->objective.block_size, budget = r->memory;
     const int64_t whole = max64(r->rows, block);
     const int64_t largest = r->chunk ? r->chunk : min64(whole, max64(block, DEFAULT_CHUNK / block * block));
     const int64_t useful = r->chunk ? r->chunk : min64(whole, round_up(USEFUL_CHUNK, block));

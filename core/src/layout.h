@@ -49,7 +49,7 @@ typedef struct oh_layout_choice {
     int64_t chunk;        /* rows */
     int64_t panel;        /* columns a pass takes at once */
     int64_t weight_panel; /* rows of W a product takes at once */
-    int32_t resident;     /* converted weights are kept between runs */
+    int32_t resident;     /* whole converted weights are kept */
 } oh_layout_choice;
 
 typedef struct oh_layout {
@@ -69,13 +69,17 @@ typedef int64_t (*oh_scratch_query)(void *user, const oh_formats *formats, const
 typedef struct oh_layout_input {
     const oh_request *request; /* normalised */
     oh_formats formats;
+    int32_t keep_trained;     /* a trained weight's copy is kept too, and made again by every step */
     oh_scratch_query scratch; /* or NULL */
     void *scratch_user;
 } oh_layout_input;
 
 void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh_layout_choice *choice);
 
-/* Largest useful chunk, panel and policy within request->memory. An explicit policy and chunk are kept. */
+/* Bytes of whole copies of the weights that have to be converted or gathered. */
+int64_t oh_layout_copies(const oh_request *request, const oh_formats *formats);
+
+/* Largest useful chunk, panel and policy within request->memory, which is not 0. An explicit policy and chunk are kept. */
 oh_status oh_layout_choose(oh_layout *layout, const oh_layout_input *input, oh_error *error);
 
 const char *oh_buffer_name(int32_t buffer);

@@ -19,5 +19,7 @@ oh_status oh_op_tile_grad(oh_context *c, oh_queue *queue, const oh_tile_grad *gr
 oh_status oh_op_row_finish(oh_context *c, oh_queue *queue, const oh_row_finish *finish, oh_error *error);
 oh_status oh_op_step_finish(oh_context *c, oh_queue *queue, const oh_step_finish *finish, oh_error *error);
 oh_status oh_op_row_labels(oh_context *c, oh_queue *queue, const oh_row_labels *labels, oh_error *error);
+oh_status oh_op_tile_overflow(oh_context *c, oh_queue *queue, const oh_tile_overflow *overflow, oh_error *error);
+oh_status oh_op_row_select(oh_context *c, oh_queue *queue, const oh_row_select *select, oh_error *error);
 
 #endif

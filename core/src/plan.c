@@ -1,6 +1,7 @@
 /* plan.c - from a request to a plan: graph, passes, formats, chunk and panel, workspace. */
 #include "plan.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,6 +93,7 @@ static int64_t gemm_scratch(void *user, const oh_formats *f, const oh_layout *la
 static oh_layout_input layout_input(oh_plan *plan) {
     return (oh_layout_input){.request = &plan->request,
                              .formats = plan->formats,
+                             .keep_trained = !(plan->machine.caps & OH_CAP_HOST_MEMORY),
                              .scratch = plan->context ? gemm_scratch : NULL,
                              .scratch_user = plan};
 }
@@ -121,11 +123,15 @@ static void summarise(oh_plan *plan) {
         .stages = plan->schedule.count,
         .workspace_bytes = l->workspace_bytes,
         .weight_bytes = l->weight_bytes,
+        .memory = r->memory,
+        .operand_dtype = plan->formats.draft_operand,
+        .grad_dtype = plan->formats.grad_dtype,
         .workspace_cached = whole_tile_bytes(plan, OH_POLICY_CACHED),
         .workspace_recompute = l->choice.policy == OH_POLICY_RECOMPUTE
                                    ? oh_size_add(l->workspace_bytes, l->weight_bytes)
                                    : whole_tile_bytes(plan, OH_POLICY_RECOMPUTE),
     };
+    memcpy(s->tile_reason, plan->tile_reason, sizeof s->tile_reason);
     s->projections_draft = s->chunks * plan->schedule.projections_draft;
     s->projections_target = s->chunks * plan->schedule.projections_target;
     s->gemms = s->chunks * plan->schedule.gemms;
@@ -153,19 +159,125 @@ static void summarise(oh_plan *plan) {
     }
 }
 
-static oh_status describe(oh_plan *plan, const oh_request *request, uint32_t gemm_kinds, uint32_t tile_formats,
-                          oh_error *error) {
-    oh_status status = oh_request_normalise(request, &plan->request, error);
+#define DEFAULT_MEMORY (INT64_C(2) << 30)
+
+/* The budget where none is given. A CPU converts weights panel by panel in its caches; a device keeps the copies. */
+static int64_t default_memory(const oh_plan *plan) {
+    const oh_machine *m = &plan->machine;
+    if (m->caps & OH_CAP_HOST_MEMORY) return DEFAULT_MEMORY;
+    const int64_t memory = oh_size_add(DEFAULT_MEMORY, oh_layout_copies(&plan->request, &plan->formats));
+    return m->memory_free == 0 || memory <= m->memory_free / 2 ? memory : DEFAULT_MEMORY;
+}
+
+/* Formats and layout for one tile format. */
+static oh_status lay_out(oh_plan *plan, int32_t tile, int64_t memory, oh_error *error) {
+    plan->request.tile = tile;
+    const oh_status status = oh_formats_choose(&plan->formats, &plan->request, &plan->machine, error);
     if (status != OH_OK) return status;
-    status = oh_formats_choose(&plan->formats, &plan->request, gemm_kinds, tile_formats, error);
-    if (status != OH_OK) return status;
+    plan->request.memory = memory ? memory : default_memory(plan);
     const oh_layout_input input = layout_input(plan);
-    status = oh_layout_choose(&plan->layout, &input, error);
+    return oh_layout_choose(&plan->layout, &input, error);
+}
+
+/* The tile that auto stands for, or f32 where its copy of the weight doesn't fit: converting W for every chunk again
+ * costs more than f32 tiles do. */
+static oh_status lay_out_auto(oh_plan *plan, int64_t memory, oh_error *error) {
+    const int32_t tile = oh_auto_tile(&plan->request, &plan->machine, plan->tile_reason);
+    const oh_status status = lay_out(plan, tile, memory, error);
+    if (tile == OH_TILE_F32) return status;
+    const int64_t copies = oh_layout_copies(&plan->request, &plan->formats);
+    if (status == OH_OK && (copies == 0 || plan->layout.choice.resident)) return OH_OK;
+    snprintf(plan->tile_reason, sizeof plan->tile_reason,
+             "the f16 copy of the weight, %lld bytes, does not fit in the memory of %lld bytes", (long long)copies,
+             (long long)plan->request.memory);
+    return lay_out(plan, OH_TILE_F32, memory, error);
+}
+
+/* A weight that f16 can't hold would make every step invalid. */
+static oh_status check_weight_fits(const oh_plan *plan, oh_error *error) {
+    const oh_machine *m = &plan->machine;
+    if (!m->weight_measured || !plan->formats.convert_weight || plan->formats.draft_operand != OH_F16 ||
+        !(m->weight_max > 65504))
+        return OH_OK;
+    return oh_fail(error, OH_OVERFLOW,
+                   "lm_head: its largest absolute value, %g, is over f16's 65504: expected tile f32", m->weight_max);
+}
+
+static oh_status describe(oh_plan *plan, oh_error *error) {
+    const oh_request asked = plan->request;
+    oh_status status;
+    if (asked.tile == OH_TILE_AUTO) {
+        status = lay_out_auto(plan, asked.memory, error);
+    } else {
+        snprintf(plan->tile_reason, sizeof plan->tile_reason, "as asked");
+        status = lay_out(plan, asked.tile, asked.memory, error);
+    }
+    if (status == OH_OK) status = check_weight_fits(plan, error);
     if (status != OH_OK) return status;
     build_graph(plan, plan->layout.choice.policy, plan->layout.choice.panel < plan->request.vocab_valid);
     cost_graphs(plan);
     summarise(plan);
     return OH_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------- machine ---- */
+
+static oh_machine machine_of(const oh_backend *backend) {
+    return (oh_machine){.caps = backend->caps,
+                        .gemm_kinds = backend->gemm_kinds,
+                        .tile_formats = backend->tile_formats,
+                        .finds_overflow = backend->caps & OH_CAP_HOST_MEMORY || OH_BACKEND_HAS(backend, tile_overflow)};
+}
+
+/* Enqueues the norm of lm_head, waits, and reads its largest absolute value. */
+static oh_status read_weight_max(oh_plan *plan, oh_queue *queue, double *sums, oh_error *error) {
+    const oh_request *r = &plan->request;
+    oh_context *c = plan->context;
+    const oh_matrix_norm norm = {.rows = r->vocab_valid,
+                                 .columns = r->hidden,
+                                 .data = r->lm_head,
+                                 .ld = r->lm_head_ld ? r->lm_head_ld : r->hidden,
+                                 .dtype = r->weight_dtype,
+                                 .sums = sums};
+    double found[2];
+    oh_status status = oh_op_fill(c, queue, sums, 0, sizeof found, error);
+    if (status == OH_OK) status = oh_op_matrix_norm(c, queue, &norm, error);
+    if (status == OH_OK) status = oh_op_download(c, queue, found, sums, sizeof found, error);
+    if (status == OH_OK) status = oh_op_wait(c, queue, error);
+    if (status != OH_OK) return status;
+    plan->machine.weight_measured = 1;
+    plan->machine.weight_max = found[1];
+    return OH_OK;
+}
+
+static oh_status measure_weight(oh_plan *plan, oh_error *error) {
+    const oh_backend *backend = plan->context->backend;
+    oh_queue *queue = NULL;
+    void *sums = NULL;
+    oh_status status = backend->queue_open(plan->context->device, NULL, &queue);
+    if (status != OH_OK) return oh_context_fail(plan->context, status, "opening a queue", error);
+    status = oh_context_alloc(plan->context, 2 * sizeof(double), "two sums", &sums, error);
+    if (status == OH_OK) status = read_weight_max(plan, queue, sums, error);
+    backend->queue_close(queue);
+    oh_context_free(plan->context, sums);
+    return status;
+}
+
+/* What is known of the context's device; lm_head is read only where the tile hangs on it. */
+static oh_status look_at_machine(oh_plan *plan, oh_error *error) {
+    const oh_request *r = &plan->request;
+    oh_device_info info;
+    char reason[OH_TILE_REASON_SIZE];
+    plan->machine = machine_of(plan->context->backend);
+    plan->machine.has_overflowed = plan->context->f16_overflowed;
+    if (!(plan->machine.caps & OH_CAP_HOST_MEMORY) && r->memory == 0) {
+        const oh_status status = oh_context_device_info(plan->context, &info, error);
+        if (status != OH_OK) return status;
+        plan->machine.memory_free = info.memory_free;
+    }
+    if (!r->lm_head || r->weight_dtype == OH_F16) return OH_OK;
+    const int32_t tile = r->tile == OH_TILE_AUTO ? oh_auto_tile(r, &plan->machine, reason) : r->tile;
+    return tile == OH_TILE_F16 || tile == OH_TILE_DIFF ? measure_weight(plan, error) : OH_OK;
 }
 
 /* ----------------------------------------------------------------------------------------------------- memory ---- */
@@ -246,7 +358,9 @@ oh_status oh_plan_create(oh_context *context, const oh_request *request, oh_plan
     oh_plan *p = calloc(1, sizeof *p);
     if (!p) return oh_fail(error, OH_OUT_OF_MEMORY, "a plan: out of memory");
     p->context = context;
-    oh_status status = describe(p, request, context->backend->gemm_kinds, context->backend->tile_formats, error);
+    oh_status status = oh_request_normalise(request, &p->request, error);
+    if (status == OH_OK) status = look_at_machine(p, error);
+    if (status == OH_OK) status = describe(p, error);
     if (status == OH_OK) status = copy_subset(p, error);
     if (status == OH_OK) status = allocate(p, error);
     if (status != OH_OK) {
@@ -257,19 +371,31 @@ oh_status oh_plan_create(oh_context *context, const oh_request *request, oh_plan
     return OH_OK;
 }
 
-oh_status oh_plan_describe(const oh_request *request, oh_plan **plan, oh_error *error) {
+static oh_status describe_on(const oh_machine *machine, const oh_request *request, oh_plan **plan, oh_error *error) {
     if (!request || !plan)
         return oh_fail(error, OH_INVALID_ARGUMENT, "oh_plan_describe: request and plan must not be NULL");
     oh_plan *p = calloc(1, sizeof *p);
     if (!p) return oh_fail(error, OH_OUT_OF_MEMORY, "a plan: out of memory");
-    /* A backend that multiplies in f32 only and has every tile: the CPU's. */
-    const oh_status status = describe(p, request, OH_GEMM_F32_F32, 0xf, error);
+    p->machine = *machine;
+    oh_status status = oh_request_normalise(request, &p->request, error);
+    if (status == OH_OK) status = describe(p, error);
     if (status != OH_OK) {
         oh_plan_destroy(p);
         return status;
     }
     *plan = p;
     return OH_OK;
+}
+
+oh_status oh_plan_describe(const oh_request *request, oh_plan **plan, oh_error *error) {
+    const oh_machine cpu = {.caps = OH_CAP_HOST_MEMORY, .gemm_kinds = OH_GEMM_F32_F32, .tile_formats = 0xf};
+    return describe_on(&cpu, request, plan, error);
+}
+
+oh_status oh_plan_describe_for(const oh_backend *backend, const oh_request *request, oh_plan **plan, oh_error *error) {
+    if (!backend) return oh_fail(error, OH_INVALID_ARGUMENT, "oh_plan_describe_for: backend must not be NULL");
+    const oh_machine machine = machine_of(backend);
+    return describe_on(&machine, request, plan, error);
 }
 
 void oh_plan_destroy(oh_plan *plan) {

@@ -8,7 +8,7 @@
 #include "schedule.h"
 #include "select.h"
 
-/* A converted copy of a weight, kept between runs. */
+/* A converted copy of a weight, kept between runs; a trained weight's is made again by every run. */
 typedef struct oh_resident {
     void *rows;       /* device [V_valid, H] in the operand dtype, or NULL: not kept */
     const void *from; /* the caller's tensor that it was converted from, or NULL: not yet */
@@ -21,7 +21,9 @@ typedef struct oh_step_counts {
 
 struct oh_plan {
     oh_context *context; /* NULL: described only */
-    oh_request request;  /* normalised */
+    oh_request request;  /* normalised; tile and memory are what was chosen */
+    oh_machine machine;
+    char tile_reason[OH_TILE_REASON_SIZE];
     oh_graph before, after;
     oh_schedule schedule;
     oh_formats formats;
@@ -50,10 +52,19 @@ struct oh_plan {
     int64_t rows;
     char *run_workspace;
     oh_step_counts counts;
-    double *host_sums; /* [oh_sum_count + 8] as OH_BUFFER_SUMS */
+    double *host_sums; /* [oh_sum_count + OH_SUMS_EXTRA] as OH_BUFFER_SUMS */
 };
 
 /* OH_BUFFER_SUMS, in f64 elements after the sums themselves. */
-enum { OH_SUMS_LOSS = 0, OH_SUMS_NORMS = 3, OH_SUMS_FACTOR = 5, OH_SUMS_BIAS_FACTOR = 6, OH_SUMS_EXTRA = 8 };
+enum {
+    OH_SUMS_LOSS = 0,
+    OH_SUMS_NORMS = 3,
+    OH_SUMS_FACTOR = 5,
+    OH_SUMS_BIAS_FACTOR = 6,
+    OH_SUMS_OVERFLOW = 7, /* oh_tile_overflow.found */
+    OH_SUMS_SELECTED = 9, /* oh_row_select.sums */
+    OH_SUMS_SELECTED_FACTOR = OH_SUMS_SELECTED + OH_SELECTED_COUNT,
+    OH_SUMS_EXTRA = 16
+};
 
 #endif

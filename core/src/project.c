@@ -243,6 +243,41 @@ oh_status oh_step_project_full(oh_step *step, const oh_chunk *chunk, int64_t fir
     return OH_OK;
 }
 
+static oh_tile_source source_of(const oh_step *step, const oh_weight *w, const void *rows, int64_t ld,
+                                const int32_t *map) {
+    return (oh_tile_source){.rows = rows,
+                            .map = map,
+                            .weight = w->data,
+                            .weight_map = w->map,
+                            .ld = ld ? ld : w->columns,
+                            .weight_ld = w->ld,
+                            .hidden = w->columns,
+                            .rows_dtype = step->plan->request.hidden_dtype,
+                            .weight_dtype = w->dtype};
+}
+
+oh_status oh_step_find_overflow(oh_step *step, const oh_chunk *chunk, const oh_tile_view *view) {
+    const oh_plan *plan = step->plan;
+    const oh_inputs *in = step->in;
+    if (plan->formats.tile_dtype != OH_F16 || !plan->machine.finds_overflow || !view->draft) return OH_OK;
+    const oh_weight draft = weight_of(step, OH_WEIGHT_DRAFT), target = weight_of(step, OH_WEIGHT_TARGET);
+    double *sums = oh_step_buffer(step, OH_BUFFER_SUMS);
+    oh_tile_overflow overflow = {.tile = *view,
+                                 .stats = oh_step_buffer(step, OH_BUFFER_STATS),
+                                 .draft = source_of(step, &draft, in->draft_hidden, in->draft_ld,
+                                                    oh_step_selection(step, OH_SELECT_DRAFT_ROW, chunk->first_compact)),
+                                 .found = sums + oh_sum_count(&plan->request.objective) + OH_SUMS_OVERFLOW};
+    if (view->target)
+        overflow.target = source_of(step, &target, in->target_hidden, in->target_ld,
+                                    oh_step_selection(step, OH_SELECT_TARGET_SOURCE, chunk->first_target));
+    if (plan->formats.tile == OH_TILE_DIFF) {
+        overflow.draft.subtract = in->target_hidden;
+        overflow.draft.subtract_ld = in->target_ld ? in->target_ld : draft.columns;
+        overflow.draft.subtract_map = oh_step_selection(step, OH_SELECT_TARGET_ROW, 0);
+    }
+    return oh_traced_tile_overflow(step, &overflow);
+}
+
 /* The gradient tile's columns as an operand: itself, or widened to f32. */
 static oh_status grad_operand(oh_step *step, int64_t rows, int64_t at, int64_t columns, const void **operand,
                               int64_t *ld) {

@@ -60,6 +60,23 @@ void oh_results_from_sums(const oh_objective *o, const double *sums, const doubl
     r->grad_norm = r->grad_abs_max = NAN;
 }
 
+/* Whether the figures can be believed. */
+static oh_status judge(oh_plan *plan, const oh_results *r, const double *extra, oh_error *error) {
+    const int f16_grad = plan->formats.grad_dtype == OH_F16 && plan->request.produce & OH_PRODUCE_GRAD_NORM;
+    const int overflowed = extra[OH_SUMS_OVERFLOW] > 0;
+    if (!overflowed && !(f16_grad && !isfinite(r->grad_abs_max) && r->nonfinite_rows == 0)) return OH_OK;
+    plan->context->f16_overflowed = 1;
+    if (!overflowed)
+        return oh_fail(error, OH_OVERFLOW,
+                       "the f16 gradient tile overflowed: this step's results are invalid, "
+                       "expected tile f32");
+    return oh_fail(
+        error, OH_OVERFLOW,
+        "f16 tiles overflowed in %lld rows, the first is row %lld: this step's results are invalid, expected "
+        "tile f32",
+        (long long)extra[OH_SUMS_OVERFLOW], (long long)extra[OH_SUMS_OVERFLOW + 1] - 1);
+}
+
 oh_status oh_plan_results(oh_plan *plan, oh_results *results, oh_error *error) {
     if (!plan || !results)
         return oh_fail(error, OH_INVALID_ARGUMENT, "oh_plan_results: plan and results must not be NULL");
@@ -82,7 +99,7 @@ oh_status oh_plan_results(oh_plan *plan, oh_results *results, oh_error *error) {
     results->projections_target = plan->counts.projections_target;
     results->gemms = plan->counts.gemms;
     results->tile_reads = plan->counts.tile_reads;
-    return OH_OK;
+    return judge(plan, results, extra, error);
 }
 
 const double *oh_plan_device_sums(const oh_plan *plan) {
@@ -91,4 +108,8 @@ const double *oh_plan_device_sums(const oh_plan *plan) {
 
 const double *oh_plan_device_loss(const oh_plan *plan) {
     return plan->has_run ? oh_plan_device_sums(plan) + oh_sum_count(&plan->request.objective) + OH_SUMS_LOSS : NULL;
+}
+
+const double *oh_plan_device_overflow(const oh_plan *plan) {
+    return plan->has_run ? oh_plan_device_sums(plan) + oh_sum_count(&plan->request.objective) + OH_SUMS_OVERFLOW : NULL;
 }

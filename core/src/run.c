@@ -159,6 +159,8 @@ static oh_status read_tiles(oh_step *step, const oh_chunk *chunk, const oh_stage
         const oh_status status = oh_traced_tile_stats(step, &stats);
         if (status != OH_OK) return status;
         plan->counts.tile_reads += 1;
+        const oh_status found = oh_step_find_overflow(step, chunk, view);
+        if (found != OH_OK) return found;
     }
     if (!stage->second_read) return OH_OK;
     const oh_tile_overlap overlap = {.tile = *view,
@@ -458,7 +460,7 @@ static oh_status run(oh_plan *plan, const oh_inputs *inputs, const oh_outputs *o
     plan->run_workspace = step.workspace;
     memset(&plan->counts, 0, sizeof plan->counts);
     if (!products_only) {
-        if (plan->request.weight_trains) oh_plan_weight_changed(plan);
+        if (plan->request.weight_trains) plan->resident[OH_WEIGHT_DRAFT].from = NULL;
         status = begin(&step);
     }
     for (int64_t i = 0; i < plan->selection.chunk_count && status == OH_OK; ++i)

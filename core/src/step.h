@@ -39,7 +39,9 @@ oh_status oh_step_convert_weights(oh_step *step);
 oh_status oh_step_gather(oh_step *step, const oh_chunk *chunk);
 /* Columns [first, first + count) of the chunk's tiles. */
 oh_status oh_step_project(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first, int64_t count);
-/* The same of the target's tile over its whole vocabulary. */
+/* Finds what an f16 tile could not hold of them, after their first read. */
+oh_status oh_step_find_overflow(oh_step *step, const oh_chunk *chunk, const oh_tile_view *view);
+/* Columns of the target's tile over its whole vocabulary. */
 oh_status oh_step_project_full(oh_step *step, const oh_chunk *chunk, int64_t first, int64_t count);
 /* dD of the chunk's compact rows += dz W and dW += dz^T D over columns [first, first + count); the first panel writes. */
 oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first,

@@ -109,6 +109,13 @@ oh_status oh_traced_tile_stats(oh_step *step, const oh_tile_stats *stats) {
            oh_op_tile_stats(step->plan->context, step->queue, stats, step->error));
 }
 
+/* Part of the first read: it looks at flags, and hardly ever at a tile. */
+oh_status oh_traced_tile_overflow(oh_step *step, const oh_tile_overflow *overflow) {
+    if (step->products_only) return OH_OK;
+    TRACED(step, ((oh_span){.kind = OH_SPAN_ROW_FINISH, .rows = overflow->tile.rows}),
+           oh_op_tile_overflow(step->plan->context, step->queue, overflow, step->error));
+}
+
 oh_status oh_traced_tile_overlap(oh_step *step, const oh_tile_overlap *overlap) {
     if (step->products_only) return OH_OK;
     TRACED(step, tile_span(step, OH_SPAN_SECOND_READ, &overlap->tile, 1),
@@ -135,6 +142,12 @@ oh_status oh_traced_row_finish(oh_step *step, const oh_row_finish *finish) {
                       .bytes = (double)finish->compact_rows *
                                (double)(sizeof(oh_row_stats) + sizeof(oh_row_coef) + 2 * sizeof(oh_row_result))}),
            oh_op_row_finish(step->plan->context, step->queue, finish, step->error));
+}
+
+oh_status oh_traced_row_select(oh_step *step, const oh_row_select *select) {
+    if (step->products_only) return OH_OK;
+    TRACED(step, ((oh_span){.kind = OH_SPAN_SELECTION, .rows = select->rows, .bytes = 24 * (double)select->rows}),
+           oh_op_row_select(step->plan->context, step->queue, select, step->error));
 }
 
 oh_status oh_traced_row_labels(oh_step *step, const oh_row_labels *labels) {

@@ -12,9 +12,11 @@ oh_status oh_traced_selection(oh_step *step, void *to); /* uploads the ring's bl
 oh_status oh_traced_upload(oh_step *step, void *to, const void *from, uint64_t bytes);
 oh_status oh_traced_fill(oh_step *step, void *to, uint64_t bytes); /* with zeros */
 oh_status oh_traced_tile_stats(oh_step *step, const oh_tile_stats *stats);
+oh_status oh_traced_tile_overflow(oh_step *step, const oh_tile_overflow *overflow);
 oh_status oh_traced_tile_overlap(oh_step *step, const oh_tile_overlap *overlap);
 oh_status oh_traced_tile_grad(oh_step *step, const oh_tile_grad *grad);
 oh_status oh_traced_row_finish(oh_step *step, const oh_row_finish *finish);
+oh_status oh_traced_row_select(oh_step *step, const oh_row_select *select);
 oh_status oh_traced_row_labels(oh_step *step, const oh_row_labels *labels);
 oh_status oh_traced_step_finish(oh_step *step, const oh_step_finish *finish);
 oh_status oh_traced_matrix_norm(oh_step *step, const oh_matrix_norm *norm);

@@ -89,5 +89,19 @@ class TestChunk(unittest.TestCase):
         self.assertRegex(text, r"(?m)^chunk +2,048 rows, 4 a step: 4,096 would fit")
 
 
+class TestTile(unittest.TestCase):
+    def test_the_tile_comes_with_its_reason(self):
+        shape = ["--rows", "64", "--hidden", "16", "--vocab", "500"]
+        got = plan(*shape)
+        self.assertEqual((got["tile"], got["tile_reason"], got["grad_dtype"]), ("f32", "the default on a CPU", "f32"))
+        self.assertEqual(plan(*shape, "--backend", "openblas")["tile_reason"], "the default on a CPU")
+        self.assertEqual(plan(*shape, "--tile", "diff")["tile_reason"], "as asked")
+        self.assertIn("tile        f32: the default on a CPU\n", run(*shape).stdout)
+
+    def test_a_backend_that_is_not_there_is_said(self):
+        done = run("--rows", "64", "--hidden", "16", "--vocab", "500", "--backend", "nowhere")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (4, 1))
+
+
 if __name__ == "__main__":
     unittest.main(argv=sys.argv)

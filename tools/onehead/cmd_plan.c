@@ -8,8 +8,16 @@ static const options_command plan_command = {
     .name = "plan",
     .synopsis = "--preset NAME | --rows T --hidden H --vocab V [OPTION]...",
     .about = "What a step of this shape would run, all its rows being supervised: nodes before\n"
-             "and after merging, projections, work, memory. Needs no device and no data.",
+             "and after merging, projections, work, memory. Needs no device and no data: formats and\n"
+             "memory follow from what the backend says of itself, scratch of its products apart.",
 };
+
+/* By the claims of the backend that was named, else as on a CPU. */
+static oh_status describe_request(const plan_report *report, const oh_request *request, oh_plan **plan,
+                                  oh_error *error) {
+    if (report->backend == NULL) return oh_plan_describe(request, plan, error);
+    return oh_plan_describe_for(report->backend, request, plan, error);
+}
 
 /* The policies side by side: at the plan's own chunk and without a limit, which would make one of them walk the
  * vocabulary in panels and hide what sharing alone is worth. */
@@ -18,11 +26,12 @@ static void compare_policies(plan_report *report) {
     oh_request r = *report->request;
     r.chunk = oh_plan_get_summary(report->plan)->chunk;
     r.memory = INT64_MAX;
+    r.tile = oh_plan_get_summary(report->plan)->tile;
     for (int i = 0; i < PLAN_POLICIES; i++) {
         plan_policy *const p = &report->policies[i];
         oh_plan *plan;
         r.policy = p->policy = policies[i];
-        p->possible = oh_plan_describe(&r, &plan, NULL) == OH_OK;
+        p->possible = describe_request(report, &r, &plan, NULL) == OH_OK;
         if (!p->possible) continue;
         p->summary = *oh_plan_get_summary(plan);
         oh_plan_destroy(plan);
@@ -37,10 +46,11 @@ static void look_at_larger_chunk(plan_report *report) {
     r.policy = chosen->policy;
     r.chunk = 2 * chosen->chunk;
     r.memory = INT64_MAX;
+    r.tile = chosen->tile;
     /* The least it needs: converted weights are kept only where the plan keeps them. */
     if (!chosen->weight_converted) r.weight_trains = 1;
     oh_plan *plan;
-    if (oh_plan_describe(&r, &plan, NULL) != OH_OK) return;
+    if (describe_request(report, &r, &plan, NULL) != OH_OK) return;
     report->larger_chunk = r.chunk;
     report->larger_bytes = oh_plan_get_summary(plan)->workspace_bytes + oh_plan_get_summary(plan)->weight_bytes;
     oh_plan_destroy(plan);
@@ -48,15 +58,18 @@ static void look_at_larger_chunk(plan_report *report) {
 
 static oh_status describe(options *o, oh_error *error) {
     oh_request request;
-    oh_plan *plan = NULL;
+    plan_report report = {.request = &request};
     plan_rate rate;
     oh_status status = shape_complete(o, NULL, error);
+    if (status == OH_OK && o->plan_backend != NULL) status = oh_backend_load(o->plan_backend, &report.backend, error);
     if (status == OH_OK) status = plan_rate_read(&rate, o->rate, error);
     if (status == OH_OK) status = shape_request(o, &request, error);
-    if (status == OH_OK) status = oh_plan_describe(&request, &plan, error);
+    oh_plan *plan = NULL;
+    if (status == OH_OK) status = describe_request(&report, &request, &plan, error);
     if (status != OH_OK) return status;
 
-    plan_report report = {.request = &request, .plan = plan, .rate = rate};
+    report.plan = plan;
+    report.rate = rate;
     compare_policies(&report);
     look_at_larger_chunk(&report);
     if (o->dot_file != NULL) status = plan_report_dot(&report, o->dot_file, error);

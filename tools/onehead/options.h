@@ -20,8 +20,9 @@ typedef struct options {
     const char *lm_head;
     int64_t shape_rows, shape_target_rows, shape_hidden, shape_vocab; /* of `plan`; 0: not given, -1 for target rows */
     int32_t shape_dtype;
-    const char *preset; /* a shape's name, NULL: none given */
-    const char *rate;   /* of `plan`: GFLOP/s or a file; NULL: none given */
+    const char *preset;       /* a shape's name, NULL: none given */
+    const char *rate;         /* of `plan`: GFLOP/s or a file; NULL: none given */
+    const char *plan_backend; /* of `plan`: NULL: none given */
 
     /* The step: objective, policy, chunk, memory, tile, gradient dtype, valid columns. Shape and input dtypes are the
      * batch's, and are filled in by batch_request. */

@@ -102,15 +102,18 @@ json_t *plan_report_json(const plan_report *report) {
     const oh_plan_summary *const s = oh_plan_get_summary(report->plan);
     const oh_request *const r = report->request;
     return json_pack(
-        "{s:I, s:I, s:I, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:i, s:{s:I, s:I}, s:I, s:o, s:I, s:I, s:o, s:o, s:o, s:o, "
+        "{s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:i, s:{s:I, s:I}, s:I, s:o, s:I, s:I, "
+        "s:o, s:o, s:o, s:o, "
         "s:o, s:I, s:I}",
         "rows", (json_int_t)r->rows, "target_rows", (json_int_t)r->target_rows, "hidden", (json_int_t)r->hidden,
-        "vocab", (json_int_t)r->vocab, "policy", policy_name(s->policy), "tile", tile_name(s->tile), "chunk",
-        (json_int_t)s->chunk, "chunks", (json_int_t)s->chunks, "panel", (json_int_t)s->panel, "weight_panel",
-        (json_int_t)s->weight_panel, "stages", (int)s->stages, "projections", "draft", (json_int_t)s->projections_draft,
-        "target", (json_int_t)s->projections_target, "gemms", (json_int_t)s->gemms, "flops", json_number(s->flops),
-        "workspace_bytes", (json_int_t)s->workspace_bytes, "weight_bytes", (json_int_t)s->weight_bytes, "policies",
-        policies_json(report), "nodes_before", nodes_json(report->plan, 0), "nodes", nodes_json(report->plan, 1),
-        "buffers", buffers_json(report->plan), "savings", savings_json(report->plan), "larger_chunk",
-        (json_int_t)report->larger_chunk, "larger_chunk_bytes", (json_int_t)report->larger_bytes);
+        "vocab", (json_int_t)r->vocab, "policy", policy_name(s->policy), "tile", tile_name(s->tile), "tile_reason",
+        s->tile_reason, "operand_dtype", oh_dtype_name(s->operand_dtype), "grad_dtype", oh_dtype_name(s->grad_dtype),
+        "memory", (json_int_t)s->memory, "chunk", (json_int_t)s->chunk, "chunks", (json_int_t)s->chunks, "panel",
+        (json_int_t)s->panel, "weight_panel", (json_int_t)s->weight_panel, "stages", (int)s->stages, "projections",
+        "draft", (json_int_t)s->projections_draft, "target", (json_int_t)s->projections_target, "gemms",
+        (json_int_t)s->gemms, "flops", json_number(s->flops), "workspace_bytes", (json_int_t)s->workspace_bytes,
+        "weight_bytes", (json_int_t)s->weight_bytes, "policies", policies_json(report), "nodes_before",
+        nodes_json(report->plan, 0), "nodes", nodes_json(report->plan, 1), "buffers", buffers_json(report->plan),
+        "savings", savings_json(report->plan), "larger_chunk", (json_int_t)report->larger_chunk, "larger_chunk_bytes",
+        (json_int_t)report->larger_bytes);
 }

@@ -17,6 +17,7 @@ typedef struct plan_policy {
 
 typedef struct plan_report {
     const oh_request *request;
+    const oh_backend *backend; /* whose claims the plan is made by; NULL: as on a CPU */
     const oh_plan *plan;
     plan_policy policies[PLAN_POLICIES]; /* naive, recompute, cached */
     plan_rate rate;

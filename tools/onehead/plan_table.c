@@ -76,7 +76,7 @@ static void print_choice(const plan_report *report) {
     const oh_request *const r = report->request;
     const oh_plan_summary *const s = oh_plan_get_summary(report->plan);
     const int64_t valid = r->vocab_valid > 0 ? r->vocab_valid : r->vocab;
-    const int64_t budget = r->memory > 0 ? r->memory : INT64_C(2) << 30;
+    const int64_t budget = s->memory;
     printf("step        T = %s, S = %s, H = %s, V = %s", format_count(r->rows).text, format_count(r->target_rows).text,
            format_count(r->hidden).text, format_count(r->vocab).text);
     if (valid < r->vocab) printf(" (%s valid)", format_count(valid).text);
@@ -106,7 +106,7 @@ static void print_choice(const plan_report *report) {
     else
         printf("the most that fits in %s\n", format_bytes(budget).text);
 
-    printf("tile        %s, %s\n", tile_name(s->tile), r->tile == OH_TILE_AUTO ? "the default" : "as asked");
+    printf("tile        %s: %s\n", tile_name(s->tile), s->tile_reason);
     if (s->panel < valid) {
         printf("panel       %s of %s columns at a time: no whole tile fits\n", format_count(s->panel).text,
                format_count(valid).text);

@@ -208,7 +208,7 @@ static oh_status keep_slots(step_result *r, oh_error *error) {
     return OH_OK;
 }
 
-oh_status step_run(step *s, const oh_request *request, step_result *r, oh_error *error) {
+static oh_status run_once(step *s, const oh_request *request, step_result *r, oh_error *error) {
     const oh_objective *const objective = &request->objective;
     oh_plan *plan = NULL;
     output_list list = {.count = 0};
@@ -248,6 +248,15 @@ done:
         s->backend->free(oh_context_device(s->context), list.arrays[i].device);
     if (status != OH_OK) step_result_free(r);
     return status;
+}
+
+oh_status step_run(step *s, const oh_request *request, step_result *r, oh_error *error) {
+    oh_request given = *request;
+    given.lm_head = s->inputs.lm_head;
+    given.lm_head_ld = s->inputs.lm_head_ld;
+    const oh_status status = run_once(s, &given, r, error);
+    /* Logits over f16's range: from now on auto means f32. */
+    return status == OH_OVERFLOW && request->tile == OH_TILE_AUTO ? run_once(s, &given, r, error) : status;
 }
 
 void step_result_free(step_result *r) {

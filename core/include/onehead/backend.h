@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 #define OH_BACKEND_MAJOR 1
-#define OH_BACKEND_MINOR 1
+#define OH_BACKEND_MINOR 2
 
 /* ------------------------------------------------------------------------------------------------- dtypes ---- */
 
@@ -194,6 +194,7 @@ typedef struct oh_row_stats {
 #define OH_ROW_P0_Q (1u << 2)      /* somewhere z = -inf while t is finite: kl is infinite */
 #define OH_ROW_Q0_P (1u << 3)      /* somewhere t = -inf while z is finite: rkl is infinite */
 #define OH_ROW_Z_NEG_INF (1u << 4) /* a valid draft logit is -inf: label smoothing's loss is infinite */
+#define OH_ROW_OVERFLOW (1u << 5)  /* set by tile_overflow only */
 
 #define OH_WANT_ENTROPY (1u << 0)
 #define OH_WANT_KL (1u << 1)
@@ -278,6 +279,32 @@ typedef struct oh_tile_grad {
     uint32_t form;     /* OH_FORM_* */
 } oh_tile_grad;
 
+/* What the rows of a tile were made of, as the caller gave it: the raw logit of tile row i and column v is, with
+ * m = map[i], the product of rows[m,:] - subtract[subtract_map[m],:] and weight[weight_map ? weight_map[v] : v,:]. */
+typedef struct oh_tile_source {
+    const void *rows;     /* NULL: there is no such tile */
+    const int32_t *map;   /* negative: a row of zeros */
+    const void *subtract; /* of rows_dtype, or NULL */
+    const int32_t *subtract_map;
+    const void *weight;
+    const int32_t *weight_map;
+    int64_t ld, subtract_ld, weight_ld, hidden;
+    int32_t rows_dtype, weight_dtype;
+} oh_tile_source;
+
+/* Finds what a tile of f16 or diff could not hold, after the tile's first read. Looks at a row only where stats[i].flags
+ * isn't 0, so that it costs next to nothing otherwise. Where an element of its draft tile row, or of the target tile
+ * row that it is judged against, isn't finite while its source's product in f32 is, the row overflowed: its flags get
+ * OH_ROW_Z_BAD and OH_ROW_OVERFLOW, which leaves it out of everything as a row that is not finite, found[0] grows by 1 and
+ * found[1] becomes the lowest such draft.map[i] + 1 (0 means none). A row that already has OH_ROW_OVERFLOW is left as it
+ * is. What is not finite in the source itself is no overflow. */
+typedef struct oh_tile_overflow {
+    oh_tile_view tile; /* format f16 or diff, with a draft tile */
+    oh_row_stats *stats;
+    oh_tile_source draft, target; /* diff: of the draft tile, subtract is G */
+    double *found;                /* [2] */
+} oh_tile_overflow;
+
 /* ------------------------------------------------------------------------------------------ row operations ---- */
 
 /* Where the draft's vocabulary is a part of the target's: y of each row as a draft column. label[i] is the position of
@@ -293,6 +320,7 @@ typedef struct oh_row_labels {
 /* The objective and the request of one row_finish; opaque to plugins: rowmath.h defines and reads it. */
 struct oh_row_finish;
 struct oh_step_finish;
+struct oh_row_select;
 
 /* --------------------------------------------------------------------------------------------- the table ---- */
 
@@ -393,6 +421,13 @@ typedef struct oh_backend {
     void (*event_close)(oh_event *event);
     oh_status (*event_record)(oh_queue *queue, oh_event *event);
     oh_status (*event_seconds)(oh_event *from, oh_event *to, double *seconds);
+
+    /* ---- since minor version 2 ---- */
+
+    /* Without them a backend that is not OH_CAP_HOST_MEMORY says nothing of f16 tiles that overflow (and `auto` takes
+     * none), and masks, labels and target rows must be given on the host. */
+    oh_status (*tile_overflow)(oh_queue *queue, const oh_tile_overflow *overflow);
+    oh_status (*row_select)(oh_queue *queue, const struct oh_row_select *select); /* rowmath.h */
 } oh_backend;
 
 /* Whether a table reaches as far as an entry, and has it. */
@@ -423,13 +458,16 @@ OH_STATIC_ASSERT(sizeof(oh_tile_view) == 104, "oh_tile_view");
 OH_STATIC_ASSERT(sizeof(oh_tile_stats) == 152, "oh_tile_stats");
 OH_STATIC_ASSERT(sizeof(oh_tile_overlap) == 136, "oh_tile_overlap");
 OH_STATIC_ASSERT(sizeof(oh_tile_grad) == 136, "oh_tile_grad");
+OH_STATIC_ASSERT(sizeof(oh_tile_source) == 88, "oh_tile_source");
+OH_STATIC_ASSERT(sizeof(oh_tile_overflow) == 296, "oh_tile_overflow");
 OH_STATIC_ASSERT(offsetof(oh_backend, name) == 24, "oh_backend.name");
 OH_STATIC_ASSERT(offsetof(oh_backend, device_count) == 48, "oh_backend.device_count");
 OH_STATIC_ASSERT(offsetof(oh_backend, gemm) == 168, "oh_backend.gemm");
 OH_STATIC_ASSERT(offsetof(oh_backend, step_finish) == 232, "oh_backend.step_finish");
 OH_STATIC_ASSERT(offsetof(oh_backend, row_labels) == 240, "oh_backend.row_labels");
 OH_STATIC_ASSERT(offsetof(oh_backend, event_open) == 256, "oh_backend.event_open");
-OH_STATIC_ASSERT(sizeof(oh_backend) == 288, "oh_backend");
+OH_STATIC_ASSERT(offsetof(oh_backend, tile_overflow) == 288, "oh_backend.tile_overflow");
+OH_STATIC_ASSERT(sizeof(oh_backend) == 304, "oh_backend");
 
 #ifdef __cplusplus
 }

@@ -110,7 +110,11 @@ typedef enum oh_policy {
     OH_POLICY_NAIVE = 3,
 } oh_policy;
 
-#define OH_TILE_AUTO (-1) /* f32 */
+/* On a device with memory of its own `diff` for terms that compare with a target of the same weight, `f16` for the others;
+ * f32 on a CPU, for f32 tensors, for a target with a weight of its own, where f16 doesn't hold lm_head, where the f16 copy
+ * of it doesn't fit in the memory, and after a step of the context that overflowed f16. oh_plan_summary says which and
+ * why. */
+#define OH_TILE_AUTO (-1)
 
 /* What a step shall produce, any union. */
 #define OH_PRODUCE_LOSS (1u << 0)       /* loss, terms, weights, counts */
@@ -142,17 +146,25 @@ typedef struct oh_request {
     int32_t has_bias, has_target_bias;  /* bias tensors will be given [0] */
     float scale, softcap;               /* of the draft logits [1, 0 = none] */
     float target_scale, target_softcap; /* [1, 0] */
-    oh_objective objective;     /* [kl=1, labels target, exp:10, norm weights, block 16, first_slot 1, 1,4,8, stop] */
-    uint32_t produce;           /* OH_PRODUCE_* [LOSS|GRAD|METRICS|TOP_K] */
-    int32_t policy;             /* [auto] */
-    int32_t tile;               /* oh_tile_format or OH_TILE_AUTO [auto] */
-    int32_t weight_trains;      /* lm_head changes between runs: converted every step [0] */
+    oh_objective objective; /* [kl=1, labels target, exp:10, norm weights, block 16, first_slot 1, 1,4,8, stop] */
+    uint32_t produce;       /* OH_PRODUCE_* [LOSS|GRAD|METRICS|TOP_K] */
+    int32_t policy;         /* [auto] */
+    int32_t tile;           /* oh_tile_format or OH_TILE_AUTO [auto] */
+    /* lm_head changes between runs [0]. What a tile needs converted is converted again each step, once where the copy
+     * fits in the memory: it reads and writes V H elements. */
+    int32_t weight_trains;
     int32_t external_workspace; /* runs bring their own workspace [0] */
     int32_t norm_on_device;     /* runs bring N as a device scalar; gradients are divided in a closing pass [0] */
     int32_t reserved;
-    int64_t chunk;                /* rows a chunk, a multiple of block_size; 0: from the budget [0] */
-    int64_t memory;               /* bytes for workspace and converted weights; 0: 2 GiB [0] */
+    int64_t chunk; /* rows a chunk, a multiple of block_size; 0: from the budget [0] */
+    /* Bytes for workspace and converted weights [0]. 0: 2 GiB; on a device with memory of its own also what the
+     * converted weights take, if that makes no more than half of the memory that is free when the plan is made. */
+    int64_t memory;
     int64_t distinct_target_rows; /* a bound on distinct target rows in a chunk; 0: none known [0] */
+    /* Device [V,H], or NULL [NULL]: the weight as it is now, so that oh_plan_create can see whether f16 holds it (one
+     * read of it, where a tile of f16 or diff is asked for or auto would take one). It is not kept. */
+    const void *lm_head;
+    int64_t lm_head_ld;
 } oh_request;
 
 OH_API void oh_request_init(oh_request *request);
@@ -226,6 +238,10 @@ typedef struct oh_plan_summary {
     int64_t workspace_bytes; /* scratch: contents don't matter between runs, may be shared by plans that run in turn */
     int64_t weight_bytes;    /* converted weights, kept between runs */
     int64_t workspace_cached, workspace_recompute; /* what each policy would need at this chunk */
+    int64_t memory;                                /* the budget: the request's or the default */
+    int32_t operand_dtype;                         /* of hidden states and weight in the draft's products */
+    int32_t grad_dtype;                            /* of the gradient tile */
+    char tile_reason[160];                         /* why this tile: "as asked", "no term compares with a target" */
 } oh_plan_summary;
 
 typedef struct oh_plan_buffer {
@@ -234,10 +250,16 @@ typedef struct oh_plan_buffer {
 } oh_plan_buffer;
 
 /* Makes a plan and allocates its memory (unless external_workspace). The context must outlive it. The request is
- * copied. OH_OUT_OF_MEMORY names the smallest budget that would do. */
+ * copied. OH_OUT_OF_MEMORY names the smallest budget that would do. OH_OVERFLOW: tiles of f16 or diff are asked for and
+ * request->lm_head has values that f16 doesn't hold. */
 OH_API oh_status oh_plan_create(oh_context *context, const oh_request *request, oh_plan **plan, oh_error *error);
-/* The same without a device and without memory: counts, sizes and nodes only; it can't run. */
+/* The same without a device and without memory: counts, sizes and nodes only; it can't run. For a backend that
+ * multiplies in f32 only and has every tile, as on a CPU. */
 OH_API oh_status oh_plan_describe(const oh_request *request, oh_plan **plan, oh_error *error);
+/* The same by what a backend's table claims (oh_backend_load); no device is needed. What only a device knows is left
+ * out: scratch of its products, free memory. */
+OH_API oh_status oh_plan_describe_for(const oh_backend *backend, const oh_request *request, oh_plan **plan,
+                                      oh_error *error);
 OH_API void oh_plan_destroy(oh_plan *plan); /* waits for its work; NULL is allowed */
 
 OH_API const oh_plan_summary *oh_plan_get_summary(const oh_plan *plan);
@@ -321,13 +343,21 @@ typedef struct oh_results {
     int64_t tile_reads; /* passes over a tile for statistics and gradient, summed over chunks and panels */
 } oh_results;
 
-/* Waits for the last run and reads its figures. OH_OVERFLOW: an f16 tile overflowed; the figures are then invalid. */
+/* Waits for the last run and reads its figures.
+ *
+ * OH_OVERFLOW: a logit of the step left the range of an f16 tile (or the f16 gradient tile did, which shows where the plan
+ * produces GRAD_NORM). The step is invalid. Its rows that overflowed were treated as rows that are not finite, so that its
+ * gradient is that of the other rows and `results` are their figures; whoever trains should leave the step out. From then
+ * on OH_TILE_AUTO means f32 in new plans of this context. This plan keeps its tile, and says the same of every step that
+ * overflows again. */
 OH_API oh_status oh_plan_results(oh_plan *plan, oh_results *results, oh_error *error);
 
 /* Where the last run's sums and loss live on the device: [oh_sum_count(objective)] and [3] f64. For callers that add
  * steps and ranks without waiting. */
 OH_API const double *oh_plan_device_sums(const oh_plan *plan);
 OH_API const double *oh_plan_device_loss(const oh_plan *plan);
+/* [1] f64: rows whose f16 tiles overflowed in the last run, 0 for a valid step. */
+OH_API const double *oh_plan_device_overflow(const oh_plan *plan);
 
 /* Figures from sums that were added elsewhere (over steps or ranks). */
 OH_API void oh_results_from_sums(const oh_objective *objective, const double *sums, const double *loss, int has_target,

@@ -34,9 +34,11 @@ oh_status oh_portable_matrix_norm(const oh_matrix_norm *norm);
 oh_status oh_portable_tile_stats(const oh_tile_stats *stats);
 oh_status oh_portable_tile_overlap(const oh_tile_overlap *overlap);
 oh_status oh_portable_tile_grad(const oh_tile_grad *grad);
+oh_status oh_portable_tile_overflow(const oh_tile_overflow *overflow);
 
 oh_status oh_portable_row_finish(const oh_row_finish *finish);
 oh_status oh_portable_step_finish(const oh_step_finish *finish);
 oh_status oh_portable_row_labels(const oh_row_labels *labels);
+oh_status oh_portable_row_select(const oh_row_select *select);
 
 #endif

@@ -143,6 +143,8 @@ class Request(C.Structure):
         ("chunk", C.c_int64),
         ("memory", C.c_int64),
         ("distinct_target_rows", C.c_int64),
+        ("lm_head", C.c_void_p),
+        ("lm_head_ld", C.c_int64),
     ]
 
 
@@ -280,6 +282,10 @@ class PlanSummary(C.Structure):
         ("weight_bytes", C.c_int64),
         ("workspace_cached", C.c_int64),
         ("workspace_recompute", C.c_int64),
+        ("memory", C.c_int64),
+        ("operand_dtype", C.c_int32),
+        ("grad_dtype", C.c_int32),
+        ("tile_reason", C.c_char * 160),
     ]
 
 
