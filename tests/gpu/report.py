@@ -30,11 +30,11 @@ def main():
     for line in (read(os.path.join(logs, "steps")) or "").splitlines():
         name, status, seconds, last = line.split("\t", 3)
         report["steps"].append({"name": name, "passed": status == "0", "seconds": int(seconds), "says": last})
-    for name in ("streams", "gradient-errors", "torch-last"):
+    for name in ("streams", "gradient-errors", "torch-last", "package"):
         text = read(os.path.join(logs, name))
         if text:
             report[name] = text.splitlines()
-    for name in ("bench", "bench_tuned"):
+    for name in ("bench", "bench_tuned", "compare"):
         text = read(os.path.join(logs, name + ".json"))
         if text:
             report[name] = json.loads(text)

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import _structs as S
-from ._library import InvalidArgument, backend_file, check, library
+from ._library import InvalidArgument, OutOfMemory, backend_file, check, library
 
 MAX_PLANS = 16  # and those that CUDA graphs replay
-#: Bytes that converted weights of cached plans may hold together; one plan's are always allowed.
+#: Bytes that converted weights of cached plans may hold together, on a GPU an eighth of its memory where that is more;
+#: one plan's are always allowed.
 MAX_WEIGHT_BYTES = 4 << 30
 
 _ALIGNMENT = 256
@@ -107,6 +108,10 @@ class Context:
         self.last_plan: Optional[Plan] = None
         self._workspace: Optional[Tensor] = None
         self._workspace_size = 0
+        self._weight_bytes_allowed = MAX_WEIGHT_BYTES
+        if device.type == "cuda":
+            memory = torch.cuda.get_device_properties(device).total_memory
+            self._weight_bytes_allowed = max(MAX_WEIGHT_BYTES, memory // 8)
         options = S.ContextOptions()
         options.backend = (backend_file(backend) or backend).encode()
         options.device = device.index or 0
@@ -150,20 +155,30 @@ class Context:
                 "(the first one allocates and loads kernels)"
             )
         if plan is None:
-            plan = Plan(self, request())
+            plan = self._make(request())
             self.plans[key] = plan
-            self._evict()
+            self._evict(MAX_PLANS, self._weight_bytes_allowed)
         self.plans.move_to_end(key)
         plan.captured |= capturing
         self.last_plan = plan
         return plan
 
-    def _evict(self) -> None:
-        """Destroys the plans used longest ago, until few enough are left; never the newest."""
-        free = [key for key, plan in self.plans.items() if not plan.captured][:-1]
-        for key in free:
+    def _make(self, request: S.Request) -> Plan:
+        """A plan, at the price of the others where there is no memory for its weights beside theirs."""
+        try:
+            return Plan(self, request)
+        except OutOfMemory:
+            if not any(plan.weight_bytes for plan in self.plans.values()):
+                raise
+            self._evict(0, 0)
+            return Plan(self, request)
+
+    def _evict(self, count: int, weight_bytes: int) -> None:
+        """Destroys the plans used longest ago until `count` are left, with as many bytes: never the newest of several, nor
+        one that a CUDA graph replays."""
+        for key in [key for key, plan in self.plans.items() if not plan.captured][: -1 if count else None]:
             kept = sum(plan.weight_bytes for plan in self.plans.values())
-            if len(self.plans) <= MAX_PLANS and kept <= MAX_WEIGHT_BYTES:
+            if len(self.plans) <= count and kept <= weight_bytes:
                 return
             self.plans.pop(key).destroy()
 

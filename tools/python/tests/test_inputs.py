@@ -206,6 +206,35 @@ def test_few_plans_are_kept(batch):
     assert len(context.plans) <= _context.MAX_PLANS
 
 
+def test_a_plan_that_a_graph_replays_is_kept(batch):
+    context = _context.context_for(None, torch.device("cpu"), 0)
+    onehead.draft_loss(**batch, eta=0.5)
+    replayed = context.last_plan
+    replayed.captured = True  # as a capture on a GPU does
+    for eta in range(2 * _context.MAX_PLANS):
+        onehead.draft_loss(**batch, eta=float(eta))
+    assert replayed in context.plans.values() and len(context.plans) <= _context.MAX_PLANS
+    replayed.captured = False
+
+
+def test_a_plan_that_does_not_fit_beside_the_others_replaces_them(batch, monkeypatch):
+    context = _context.context_for(None, torch.device("cpu"), 0)
+    half = {k: v.bfloat16() if k in ("draft_hidden", "lm_head", "target_hidden") else v for k, v in batch.items()}
+    onehead.draft_loss(**half)
+    assert context.last_plan.weight_bytes > 0
+    make, failures = _context.Plan, []
+
+    def fails_once(*arguments):
+        if not failures:
+            failures.append(1)
+            raise onehead.OutOfMemory("full")
+        return make(*arguments)
+
+    monkeypatch.setattr(_context, "Plan", fails_once)
+    loss, _ = onehead.draft_loss(**half, eta=0.25)
+    assert len(context.plans) == 1 and float(loss) > 0
+
+
 def test_a_plan_says_what_would_run(batch):
     d = batch["draft_hidden"].requires_grad_()
     plan = onehead.plan(**batch)

@@ -1,0 +1,280 @@
+"""onehead against plain PyTorch and public fused losses, in one process, on the same tensors, taking turns.
+
+    python3 compare.py [--peers FOLDER] [--rows T] [--rounds N] [--budget SECONDS] [--out FILE] [--only WORD ...]
+
+Three objectives, each with its own rivals: `kl`, a drafter's divergence with all figures of the step, as trainers write it;
+`jsd` and `ce`, every row alike, loss and gradient only, as peers compute them. FOLDER has wheels of the peers, which are
+unpacked and not installed. For each case: milliseconds (median of the rounds; CUDA events around forward and backward),
+peak memory above the inputs, projections of the vocabulary where they are known, and the relative error of the draft's
+gradient against float64 on some rows. At last the package against the C call alone, on one plan.
+
+A case that fails is reported and left out. Nothing new is begun once the budget is spent. JSON in FILE; a table on
+standard output, whose last line is the JSON on one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE] + ([] if "ONEHEAD_INSTALLED" in os.environ else [os.path.dirname(HERE)])
+
+import onehead  # noqa: E402
+import ours  # noqa: E402
+import peers  # noqa: E402
+import trainers  # noqa: E402
+from inputs import Inputs, exact_gradients, make_inputs  # noqa: E402
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    objective: str
+    make: Callable[[Inputs], Callable[[], Dict[str, Any]]]
+    is_ours: bool = False
+    options: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    step: Optional[Callable[[], Dict[str, Any]]] = None
+    ms: List[float] = dataclasses.field(default_factory=list)
+    report: Dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def our_case(name: str, objective: str, **options: Any) -> Case:
+    return Case(name, objective, lambda inputs: ours.step(inputs, objective, **options), True, options)
+
+
+def cases(tile: Dict[str, Optional[str]]) -> List[Case]:
+    return [
+        our_case("onehead", "kl", tile=tile["kl"]),
+        our_case("onehead, anchors too", "kl", tile=tile["kl"], first_slot=0),
+        Case("trainer, naive", "kl", trainers.naive),
+        Case("trainer, shared logits", "kl", trainers.shared),
+        Case("gradient in forward, torch.compile", "kl", trainers.compiled),
+        our_case("onehead", "jsd", tile=tile["jsd"]),
+        Case("liger-kernel", "jsd", peers.liger_jsd),
+        our_case("onehead", "ce", tile=tile["ce"]),
+        Case("liger-kernel", "ce", peers.liger_ce),
+        Case("cut-cross-entropy", "ce", peers.cut_cross_entropy),
+        Case("quack-kernels", "ce", peers.quack_ce),
+    ]
+
+
+class Clock:
+    """Milliseconds of work on the current stream, and peak memory above a baseline."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device.startswith("cuda")
+
+    def time(self, work: Callable[[], Any]) -> float:
+        if not self.cuda:
+            start = time.perf_counter()
+            work()
+            return (time.perf_counter() - start) * 1e3
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end)
+
+    def allocated(self) -> int:
+        gc.collect()
+        return torch.cuda.memory_allocated() if self.cuda else 0
+
+    def peak(self, work: Callable[[], Any], baseline: int) -> Optional[int]:
+        if not self.cuda:
+            work()
+            return None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - baseline
+
+    def forget(self) -> None:
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+
+def clear(inputs: Inputs) -> None:
+    inputs.draft.grad = inputs.head.grad = None
+
+
+def begin(case: Case, inputs: Inputs, clock: Clock, rows: torch.Tensor, exact: Dict[str, torch.Tensor]) -> None:
+    """The first steps: compiles, measures memory and errors. What it keeps from then on is counted as its memory."""
+    clear(inputs)
+    baseline = clock.allocated()
+    start = time.perf_counter()
+    case.step = case.make(inputs)
+    case.step()
+    clear(inputs)
+    case.report["first_seconds"] = time.perf_counter() - start
+    said: Dict[str, Any] = {}
+    case.report["peak_bytes"] = clock.peak(lambda: said.update(case.step()), baseline)
+    grad, right = inputs.draft.grad[rows].double(), exact[case.objective]
+    if not case.options.get("first_slot", 1):
+        # Another N and other weights: what is compared is the direction.
+        grad = grad * (grad * right).sum(1, keepdim=True) / grad.pow(2).sum(1, keepdim=True)
+    case.report["gradient_error"] = float((grad - right).norm() / right.norm())
+    case.report["loss"] = float(said["loss"].detach())
+    case.report["projections"] = said.get("projections")
+    if case.is_ours:
+        plan = ours.plan(inputs, case.objective, **case.options)
+        case.report.update(projections=sum(plan.projections.values()), tile=plan.tile, chunk=plan.chunk)
+    if "streaks" in said:
+        case.report["streaks"] = {str(k): float(v) for k, v in said["streaks"].items()}
+    elif "metrics" in said:
+        topk = said["metrics"].ratios()["topk"]
+        case.report["streaks"] = {k: figures["streak"] for k, figures in topk.items()}
+    clear(inputs)
+
+
+def warm_all(all_cases: List[Case], inputs: Inputs, clock: Clock, options: Any, deadline: float) -> List[Case]:
+    rows, exact = exact_gradients(inputs, options.exact_rows)
+    alive = []
+    for case in all_cases:
+        clock.forget()
+        if options.only and not any(word in f"{case.objective} {case.name}" for word in options.only):
+            continue
+        if time.monotonic() > deadline:
+            case.report["failed"] = "left out: the time budget is spent"
+        else:
+            try:
+                begin(case, inputs, clock, rows, exact)
+                alive.append(case)
+            except Exception as error:  # a peer's failure, of whatever kind, must not end the comparison
+                case.step = None
+                case.report["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        failed = case.report.get("failed")
+        print(f"{case.objective:4} {case.name}: {failed or 'ready'}", file=sys.stderr, flush=True)
+    clear(inputs)
+    return alive
+
+
+def take_turns(alive: List[Case], inputs: Inputs, clock: Clock, rounds: int, deadline: float) -> int:
+    done = 0
+    for _ in range(rounds):
+        if done and time.monotonic() > deadline:
+            break
+        for case in alive:
+            clear(inputs)
+            case.ms.append(clock.time(case.step))
+        done += 1
+    clear(inputs)
+    return done
+
+
+def against_c(inputs: Inputs, clock: Clock, tile: Optional[str], rounds: int) -> Dict[str, Any]:
+    """draft_loss and backward against oh_plan_run alone."""
+    package, c = ours.step(inputs, "kl", tile=tile), ours.c_call(inputs.draft, ours.arguments(inputs, "kl", tile=tile))
+    times: Dict[str, List[float]] = {"package": [], "c": []}
+    clear(inputs)
+    package()
+    same = torch.equal(inputs.draft.grad, c()["grad"])
+    for _ in range(rounds):
+        for name, work in (("package", package), ("c", c)):
+            clear(inputs)
+            times[name].append(clock.time(work))
+    middle = {name: statistics.median(ms) for name, ms in times.items()}
+    return dict(
+        package_ms=middle["package"],
+        c_ms=middle["c"],
+        ratio=middle["package"] / middle["c"],
+        quartiles_ms={name: statistics.quantiles(ms, n=4) for name, ms in times.items() if len(ms) > 1},
+        same_gradient=same,
+    )
+
+
+def table(all_cases: List[Case]) -> str:
+    best = {case.objective: statistics.median(case.ms) for case in reversed(all_cases) if case.is_ours and case.ms}
+    lines = [f"{'':4} {'':36} {'ms':>8} {'x':>6} {'GiB':>6} {'proj.':>6} {'grad. error':>11}"]
+    for case in all_cases:
+        r = case.report
+        if "failed" in r:
+            lines.append(f"{case.objective:4} {case.name:36} {r['failed'][:80]}")
+        elif case.ms:
+            ms = statistics.median(case.ms)
+            peak = "" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 2**30:.2f}"
+            times = f"{ms / best[case.objective]:.2f}" if case.objective in best else ""
+            lines.append(
+                f"{case.objective:4} {case.name:36} {ms:8.1f} {times:>6} {peak:>6} "
+                f"{r['projections'] or '':>6} {r['gradient_error']:11.2e}"
+            )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", metavar="FOLDER", help="wheels of the peers; without it, what is installed")
+    parser.add_argument("--rows", type=int, default=32768)
+    parser.add_argument("--hidden", type=int, default=5120)
+    parser.add_argument("--vocab", type=int, default=248320)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--budget", type=float, default=220, help="seconds (default 220)")
+    parser.add_argument("--exact-rows", type=int, default=64, help="rows compared with float64 (default 64)")
+    parser.add_argument("--tile", default="default", help="tile of onehead's steps (default: diff, and f16 for ce)")
+    parser.add_argument("--only", nargs="*", default=[], help="cases whose objective or name contains one of the words")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", metavar="FILE")
+    options = parser.parse_args()
+
+    deadline = time.monotonic() + options.budget
+    unpacked = tempfile.TemporaryDirectory()
+    if options.peers:
+        peers.unpack(options.peers, unpacked.name)
+    clock = Clock(options.device)
+    inputs = make_inputs(options.rows, options.hidden, options.vocab, options.device)
+    tiles = dict(kl="diff", jsd="diff", ce="f16") if options.tile == "default" else dict.fromkeys(ours.OBJECTIVES, options.tile)
+    all_cases = cases(tiles)
+    # A third of the time is the rounds'.
+    alive = warm_all(all_cases, inputs, clock, options, deadline - options.budget / 3)
+    rounds = take_turns(alive, inputs, clock, options.rounds, deadline)
+    found: Dict[str, Any] = dict(
+        rows=options.rows,
+        hidden=options.hidden,
+        vocab=options.vocab,
+        device=peers.cuda_name(),
+        versions=dict(peers.versions(), onehead=onehead.version()),
+        rounds=rounds,
+        cases=[
+            dict(
+                objective=case.objective,
+                name=case.name,
+                ms=statistics.median(case.ms) if case.ms else None,
+                all_ms=case.ms,
+                **case.report,
+            )
+            for case in all_cases
+            if case.report
+        ],
+    )
+    for case in alive:
+        case.step = None
+    clock.forget()
+    try:
+        found["against_c"] = against_c(inputs, clock, tiles["kl"], max(2, rounds))
+    except Exception as error:
+        found["against_c"] = {"failed": f"{type(error).__name__}: {error}"}
+    print(table(all_cases))
+    print("the package against the C call:", json.dumps(found["against_c"]))
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump(found, file, indent=1)
+    print(json.dumps(found))
+    return 0 if all("failed" not in case.report for case in all_cases if case.is_ours) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

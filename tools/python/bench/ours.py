@@ -1,0 +1,79 @@
+"""onehead's steps on the objectives of compare.py, and the C call alone on the same plan."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Dict
+
+import torch
+from inputs import GAMMA, Inputs
+from torch import Tensor
+
+import onehead
+from onehead import _context, _step, functions
+from onehead._autograd import gradients
+
+CHUNK, MEMORY = 2048, "16G"
+#: Tensor arguments of draft_loss, in the order of functions.prepare.
+TENSORS = (
+    "lm_head", "target_hidden", "target_row", "labels", "loss_mask", "target_lm_head", "bias", "target_bias",
+    "draft_to_target",
+)  # fmt: skip
+
+#: Arguments of draft_loss by objective. Rows of jsd and ce stand for themselves.
+ALIKE: Dict[str, Any] = dict(block_size=1, first_slot=0, decay="none", norm="count", metrics="none", topk=())
+OBJECTIVES: Dict[str, Dict[str, Any]] = {
+    "kl": dict(terms={"kl": 1.0}, decay=("exp", GAMMA), norm="weights"),
+    "jsd": dict(terms={"jsd": 1.0}, **ALIKE),
+    "ce": dict(terms={"ce": 1.0}, **ALIKE),
+}
+
+
+def arguments(inputs: Inputs, objective: str, **options: Any) -> Dict[str, Any]:
+    """Of draft_loss, without draft_hidden."""
+    found = dict(OBJECTIVES[objective], lm_head=inputs.head, chunk=CHUNK, memory=MEMORY, grad_dtype=torch.bfloat16)
+    if objective == "ce":
+        found["labels"] = inputs.labels.cpu()
+    else:
+        found["target_hidden"] = inputs.target
+    return dict(found, **options)
+
+
+def step(inputs: Inputs, objective: str, **options: Any) -> Callable[[], Dict[str, Any]]:
+    rest = arguments(inputs, objective, **options)
+
+    def run() -> Dict[str, Any]:
+        loss, metrics = onehead.draft_loss(inputs.draft, **rest)
+        loss.backward()
+        return dict(loss=loss.detach(), metrics=metrics)
+
+    return run
+
+
+def plan(inputs: Inputs, objective: str, **options: Any) -> onehead.Plan:
+    return onehead.plan(inputs.draft, **arguments(inputs, objective, **options))
+
+
+def c_call(draft: Tensor, rest: Dict[str, Any]) -> Callable[[], Dict[str, Any]]:
+    """oh_plan_run on the plan that draft_loss(draft, **rest) makes, with outputs and workspace made once: what a C program
+    spends. `draft` requires a gradient, the weights don't."""
+    rest = dict(dict(terms=None, topk=(1, 4, 8), norm="weights", decay=("exp", 10.0)), **rest)
+    onehead.draft_loss(draft, **rest)
+    device = draft.device
+    context = _context.context_for(rest.get("backend"), device, 0)
+    live = context.last_plan
+    tensors = [rest.pop(name, None) for name in TENSORS]
+    made, batch = functions.prepare(draft.detach(), *tensors, rest.pop("terms"), rest)
+    c_inputs = _step._inputs(batch, batch)
+    outputs = _step._allocate(made, batch, made.produce | gradients(True, False, False))
+    c_outputs = _step.S.Outputs(**{name: tensor.data_ptr() for name, tensor in outputs.items()})
+    workspace = _context._aligned(torch.empty(live.workspace_bytes // 8 + 64, dtype=torch.float64, device=device))
+    c_inputs.workspace, c_inputs.workspace_bytes = workspace.data_ptr(), workspace.numel() * 8
+    c_inputs.stream = context.stream()
+
+    def run() -> Dict[str, Any]:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            live.run(c_inputs, c_outputs, (batch.weight, batch.target_weight))
+        return dict(grad=outputs["draft_grad"], keep=(batch, workspace))
+
+    return run
