@@ -17,6 +17,7 @@ from setuptools.command.build_py import build_py
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SONAME = "libonehead.so.0"
+NOT_CARRIED = ("onehead-template",)  # the plugin authors' starting point
 
 
 def version():
@@ -57,7 +58,8 @@ class BuildWithLibrary(build_py):
         (to / "backends").mkdir(parents=True, exist_ok=True)
         self._copy(library, to / SONAME)
         for plugin in sorted(backends.glob("onehead-*.so")):
-            self._copy(plugin, to / "backends" / plugin.name)
+            if plugin.stem not in NOT_CARRIED:
+                self._copy(plugin, to / "backends" / plugin.name)
         self.announce(f"onehead: the wheel carries {library} and backends from {backends}", level=3)
 
     @staticmethod

@@ -11,17 +11,21 @@ import torch
 
 from . import _structs as S
 from ._context import context_for
-from ._library import OneheadError, library, version
+from ._library import OneheadError, backend_file, carried_backends, library, version
 from .functions import draft_loss
 
 
 def candidates() -> List[Tuple[str, str, str]]:
-    """(name, path, why it is refused or "") of each backend file on the search path."""
+    """(name, path, why it is refused or "") of each backend that a name would find: those that the wheel carries, then
+    the search path's."""
     lib = library()
     count = lib.oh_backend_list(None, 0)
     found = (S.BackendCandidate * max(1, count))()
     lib.oh_backend_list(found, count)
-    return [(c.name.decode(), c.path.decode(), c.verdict.decode()) for c in found[:count]]
+    carried = [(name, backend_file(name) or "", "") for name in carried_backends()]
+    names = {name for name, _, _ in carried}
+    searched = [(c.name.decode(), c.path.decode(), c.verdict.decode()) for c in found[:count]]
+    return carried + [c for c in searched if c[0] not in names]
 
 
 def self_check(device: str) -> Tuple[float, float]:
@@ -38,7 +42,7 @@ def self_check(device: str) -> Tuple[float, float]:
     right = kl[torch.arange(64) % 16 > 0].mean()
     right.backward()
     error = (leaf.grad.cpu().double() - exact.grad).norm() / exact.grad.norm()
-    return abs(float(loss) / float(right) - 1), float(error)
+    return abs(float(loss.detach()) / float(right.detach()) - 1), float(error)
 
 
 def main() -> int:
@@ -51,6 +55,8 @@ def main() -> int:
         print(f"PyTorch   {torch.__version__}")
         for name, path, verdict in candidates():
             print(f"backend   {name}  {path}  {f'refused: {verdict}' if verdict else 'ok'}")
+        if options.device.startswith("cuda") and not torch.cuda.is_available():
+            raise OneheadError(f"--device {options.device}: PyTorch sees no CUDA device")
         loss_error, grad_error = self_check(options.device)
         context = context_for(None, torch.device(options.device), 0)
         info = context.info()

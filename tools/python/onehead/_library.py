@@ -148,6 +148,12 @@ def backend_file(name: str) -> Optional[str]:
     return str(carried)
 
 
+def carried_backends() -> List[str]:
+    """Names of the plugins that a wheel carries and the package would take."""
+    files = (_CARRIED / "backends").glob("onehead-*.so")
+    return [name for name in sorted(f.stem[len("onehead-") :] for f in files) if backend_file(name)]
+
+
 def version() -> str:
     """The loaded library's version."""
     return library().oh_version().decode()

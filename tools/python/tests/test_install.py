@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from conftest import PACKAGE
 
 from onehead._library import library
@@ -30,6 +31,14 @@ def test_the_self_check(tmp_path):
     assert failed.returncode == 1 and "FAILED" in failed.stdout
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_the_self_check_says_that_there_is_no_device():
+    done = subprocess.run(
+        [sys.executable, "-m", "onehead", "--device", "cuda"], stderr=subprocess.PIPE, text=True, cwd=PACKAGE
+    )
+    assert done.returncode == 1 and "PyTorch sees no CUDA device" in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.skipif(not LIBRARY.is_absolute() or "lib" not in LIBRARY.parts, reason="needs a build tree's library")
 def test_pip_install_carries_library_and_backend(tmp_path):
     """Into a venv with system packages, without build isolation (which would download setuptools)."""
@@ -47,3 +56,6 @@ def test_pip_install_carries_library_and_backend(tmp_path):
     )
     said = run(str(venv / "bin/python"), "-m", "onehead")
     assert f"{venv}" in said.splitlines()[0] and "check     ok" in said
+    backends = [line.split() for line in said.splitlines() if line.startswith("backend")]
+    assert ["backend", "openblas"] in [line[:2] for line in backends if line[2].startswith(str(venv))]
+    assert "template" not in [name for _, name, path, *_ in backends if path.startswith(str(venv))]
