@@ -143,6 +143,9 @@ static void move_to_device(device_arrays *d, const step_case *c, oh_inputs *in, 
     in->lm_head = on_device(d, in->lm_head, r->vocab * r->hidden, 0);
     in->bias = on_device(d, in->bias, r->vocab, 0);
     in->target_bias = in->bias;
+    if (r->device_inputs & OH_DEVICE_MASK) in->mask = on_device(d, in->mask, c->rows, 0);
+    if (r->device_inputs & OH_DEVICE_LABEL) in->label = on_device(d, in->label, c->rows, 0);
+    if (r->device_inputs & OH_DEVICE_TARGET_ROW) in->target_row = on_device(d, in->target_row, c->rows, 0);
     out->draft_grad = on_device(d, out->draft_grad, c->rows * r->hidden, 1);
     out->lm_head_grad = on_device(d, out->lm_head_grad, r->vocab * r->hidden, 1);
     out->row_loss = on_device(d, out->row_loss, c->rows, 1);

@@ -125,7 +125,9 @@ void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh
     memset(layout, 0, sizeof *layout);
     layout->choice = *choice;
     layout->tile_rows = blocks * (r->objective.block_size - r->objective.first_slot);
-    layout->target_tile_rows = min64(layout->tile_rows, r->target_rows);
+    /* Target rows that only the device knows aren't shared. */
+    const int unshared = r->target_rows > 0 && r->device_inputs & OH_DEVICE_TARGET_ROW;
+    layout->target_tile_rows = unshared ? layout->tile_rows : min64(layout->tile_rows, r->target_rows);
     if (r->distinct_target_rows) layout->target_tile_rows = min64(layout->target_tile_rows, r->distinct_target_rows);
     layout->tile_ld = round_up(choice->panel, 64 / tile);
 

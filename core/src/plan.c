@@ -299,6 +299,13 @@ static oh_status allocate_selection(oh_plan *plan, oh_error *error) {
     return oh_fail(error, OH_OUT_OF_MEMORY, "row selection of %lld rows: out of memory", (long long)r->rows);
 }
 
+static oh_status check_device_inputs(const oh_plan *plan, oh_error *error) {
+    const oh_backend *backend = plan->context->backend;
+    if (!plan->request.device_inputs || backend->caps & OH_CAP_HOST_MEMORY || OH_BACKEND_HAS(backend, row_select))
+        return OH_OK;
+    return oh_fail(error, OH_UNSUPPORTED, "device_inputs: backend %s has no row_select", backend->name);
+}
+
 static oh_status copy_subset(oh_plan *plan, oh_error *error) {
     const oh_request *r = &plan->request;
     if (!r->target_vocab) return OH_OK;
@@ -361,6 +368,7 @@ oh_status oh_plan_create(oh_context *context, const oh_request *request, oh_plan
     oh_status status = oh_request_normalise(request, &p->request, error);
     if (status == OH_OK) status = look_at_machine(p, error);
     if (status == OH_OK) status = describe(p, error);
+    if (status == OH_OK) status = check_device_inputs(p, error);
     if (status == OH_OK) status = copy_subset(p, error);
     if (status == OH_OK) status = allocate(p, error);
     if (status != OH_OK) {

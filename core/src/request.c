@@ -36,6 +36,11 @@ int oh_norm_is_late(const oh_request *request) {
     return request->norm_on_device || drops_rows || oh_objective_norm_is_late(o);
 }
 
+int oh_norm_is_selected(const oh_request *r) {
+    const int32_t norm = r->objective.norm;
+    return r->device_inputs && !oh_norm_is_late(r) && (norm == OH_NORM_WEIGHTS || norm == OH_NORM_COUNT);
+}
+
 static oh_status check_size(const char *name, int64_t value, int64_t low, int64_t high, oh_error *error) {
     if (value >= low && value <= high) return OH_OK;
     return oh_fail(error, OH_INVALID_ARGUMENT, "%s %lld: expected %lld to %lld", name, (long long)value, (long long)low,
@@ -146,6 +151,11 @@ static const char *first_term_with_target(const oh_objective *o) {
     return NULL;
 }
 
+static oh_status check_device_inputs(const oh_request *r, oh_error *error) {
+    if (!(r->device_inputs & ~(OH_DEVICE_MASK | OH_DEVICE_LABEL | OH_DEVICE_TARGET_ROW))) return OH_OK;
+    return oh_fail(error, OH_INVALID_ARGUMENT, "device_inputs 0x%x: expected a union of OH_DEVICE_*", r->device_inputs);
+}
+
 static oh_status check_objective(const oh_request *r, oh_error *error) {
     const oh_objective *o = &r->objective;
     oh_status status = check_top_k(o, error);
@@ -209,7 +219,9 @@ oh_status oh_request_normalise(const oh_request *request, oh_request *normalised
     if (r.vocab_valid == 0) r.vocab_valid = r.vocab;
     r.produce = implied(r.produce, r.target_rows > 0);
     r.objective.valid_columns = r.vocab_valid;
+    if (r.device_inputs & OH_DEVICE_TARGET_ROW) r.distinct_target_rows = 0;
     oh_status status = check_shape(&r, error);
+    if (status == OH_OK) status = check_device_inputs(&r, error);
     if (status == OH_OK) status = check_transform(&r, error);
     if (status == OH_OK) status = check_objective(&r, error);
     if (status == OH_OK) *normalised = r;

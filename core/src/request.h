@@ -10,4 +10,7 @@ oh_status oh_request_normalise(const oh_request *request, oh_request *normalised
 /* Whether gradients lack 1 / N until a closing pass. */
 int oh_norm_is_late(const oh_request *request);
 
+/* Whether N follows from a selection that only the device has: it is known before the first chunk, but not on the host. */
+int oh_norm_is_selected(const oh_request *request);
+
 #endif

@@ -60,8 +60,23 @@ void oh_results_from_sums(const oh_objective *o, const double *sums, const doubl
     r->grad_norm = r->grad_abs_max = NAN;
 }
 
+/* What only the device could see of a step's masks and target rows. */
+static oh_status judge_selection(const double *selected, oh_error *error) {
+    if (selected[OH_SELECTED_BAD_MASKS] > 0)
+        return oh_fail(error, OH_BAD_DATA,
+                       "loss_mask[%lld]: expected a finite number that is not negative; %lld such rows were left out",
+                       (long long)selected[OH_SELECTED_BAD_MASK] - 1, (long long)selected[OH_SELECTED_BAD_MASKS]);
+    if (selected[OH_SELECTED_BAD_TARGETS] > 0)
+        return oh_fail(error, OH_BAD_DATA,
+                       "target_row[%lld]: out of range on a supervised row; %lld such rows were left out",
+                       (long long)selected[OH_SELECTED_BAD_TARGET] - 1, (long long)selected[OH_SELECTED_BAD_TARGETS]);
+    return OH_OK;
+}
+
 /* Whether the figures can be believed. */
 static oh_status judge(oh_plan *plan, const oh_results *r, const double *extra, oh_error *error) {
+    const oh_status selected = judge_selection(extra + OH_SUMS_SELECTED, error);
+    if (selected != OH_OK) return selected;
     const int f16_grad = plan->formats.grad_dtype == OH_F16 && plan->request.produce & OH_PRODUCE_GRAD_NORM;
     const int overflowed = extra[OH_SUMS_OVERFLOW] > 0;
     if (!overflowed && !(f16_grad && !isfinite(r->grad_abs_max) && r->nonfinite_rows == 0)) return OH_OK;

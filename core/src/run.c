@@ -84,7 +84,7 @@ static oh_status open_queue(oh_plan *plan, void *stream, oh_error *error) {
 /* The factor of every row's gradient: upstream / N where N follows from what the host knows. */
 static double row_scale(const oh_step *step) {
     const oh_objective *o = &step->plan->request.objective;
-    if (step->late) return o->upstream;
+    if (step->late || oh_norm_is_selected(&step->plan->request)) return o->upstream;
     double sums[OH_SUM_FIXED] = {0};
     sums[OH_SUM_WEIGHT] = step->plan->selection.weight_sum;
     sums[OH_SUM_MASK] = step->plan->selection.mask_sum;
@@ -95,18 +95,20 @@ static double row_scale(const oh_step *step) {
 static oh_status begin(oh_step *step) {
     oh_plan *plan = step->plan;
     const int64_t sums = oh_sum_count(&plan->request.objective) + OH_SUMS_EXTRA;
-    oh_status status = oh_traced_selection(step, oh_step_buffer(step, OH_BUFFER_SELECTION));
+    oh_status status = OH_OK;
+    if (plan->selection.uploads) status = oh_traced_selection(step, oh_step_buffer(step, OH_BUFFER_SELECTION));
     if (status != OH_OK) return status;
-    status = oh_traced_fill(step, oh_step_buffer(step, OH_BUFFER_SUMS), (uint64_t)sums * 8);
+    status = oh_traced_fill(step, oh_step_buffer(step, OH_BUFFER_SUMS), 0, (uint64_t)sums * 8);
     if (status == OH_OK && plan->request.target_vocab)
         status = oh_traced_upload(step, oh_step_buffer(step, OH_BUFFER_SUBSET), plan->subset,
                                   (uint64_t)plan->layout.bytes[OH_BUFFER_SUBSET]);
+    if (status == OH_OK && plan->request.device_inputs) status = oh_step_select_rows(step);
     if (status == OH_OK && plan->request.produce & OH_PRODUCE_BIAS_GRAD) {
         double *extra = (double *)oh_step_buffer(step, OH_BUFFER_SUMS) + oh_sum_count(&plan->request.objective);
         plan->bias_factor = 1 / plan->request.scale;
         status = oh_traced_upload(step, extra + OH_SUMS_BIAS_FACTOR, &plan->bias_factor, sizeof plan->bias_factor);
         if (status == OH_OK)
-            status = oh_traced_fill(step, step->out->bias_grad, (uint64_t)plan->request.vocab * sizeof(float));
+            status = oh_traced_fill(step, step->out->bias_grad, 0, (uint64_t)plan->request.vocab * sizeof(float));
     }
     return status == OH_OK && plan->selection.supervised > 0 ? oh_step_convert_weights(step) : status;
 }
@@ -221,7 +223,10 @@ static oh_status finish_rows(oh_step *step, const oh_chunk *chunk, const oh_stag
         .topk_id_out = out->topk_id ? out->topk_id + at * k : NULL,
         .topk_logprob_out = out->topk_logprob ? out->topk_logprob + at * k : NULL,
     };
-    return oh_traced_row_finish(step, &finish);
+    oh_status status = stage->parts & OH_FINISH_COEF ? oh_step_clear_places(step, chunk) : OH_OK;
+    if (status == OH_OK) status = oh_traced_row_finish(step, &finish);
+    if (status == OH_OK && stage->parts & OH_FINISH_COEF) status = oh_step_divide_places(step, chunk);
+    return status;
 }
 
 static oh_status grad_tile(oh_step *step, const oh_tile_view *view) {

@@ -82,6 +82,91 @@ static int32_t target_index(oh_selection *s, oh_chunk *chunk, int32_t chunk_inde
     return s->stamp_index[source];
 }
 
+static oh_status bad_mask(int64_t row, float mask, oh_error *error) {
+    return oh_fail(error, OH_BAD_DATA, "loss_mask[%lld] = %g: expected a finite number that is not negative",
+                   (long long)row, (double)mask);
+}
+
+static oh_status check_distinct(const oh_request *r, const oh_chunk *chunk, oh_error *error) {
+    if (!r->distinct_target_rows || chunk->target_rows <= r->distinct_target_rows) return OH_OK;
+    return oh_fail(error, OH_BAD_DATA,
+                   "target_row: %lld distinct rows in the chunk at row %lld, the plan was promised at most %lld",
+                   (long long)chunk->target_rows, (long long)chunk->first_row, (long long)r->distinct_target_rows);
+}
+
+static int32_t *array_of(const oh_selection *s, oh_selection_array array) {
+    return (int32_t *)s->block + (int64_t)array * s->row_capacity;
+}
+
+/* ----------------------------------------------------------------------------------- where the device selects ---- */
+
+/* Numbers the target rows of all rows that may be supervised. A row out of range is the device's to refuse, if it is
+ * supervised: -1. */
+static void number_targets(oh_selection *s, const oh_request *r, oh_chunk *chunk, const oh_inputs *in) {
+    const oh_objective *o = &r->objective;
+    int32_t *sources = array_of(s, OH_SELECT_TARGET_SOURCE);
+    chunk->target_is_identity = 0;
+    chunk->target_rows = 0;
+    for (int64_t row = chunk->first_row; row < chunk->first_row + chunk->rows; ++row) {
+        const int64_t source = integer_at(in->target_row, in->target_row_dtype, row);
+        const int exists = source >= 0 && source < in->target_rows;
+        int32_t tile_row = 0;
+        if (exists && row % o->block_size >= o->first_slot)
+            tile_row = target_index(s, chunk, (int32_t)(chunk - s->chunks), sources, source);
+        array_of(s, OH_SELECT_TARGET_ROW)[row] = exists ? (int32_t)source : -1;
+        array_of(s, OH_SELECT_TARGET_TILE)[row] = tile_row;
+    }
+    if (chunk->target_rows == 0)
+        sources[chunk->first_target + chunk->target_rows++] = -1; /* rows need one to point to */
+}
+
+static oh_status copy_host_arrays(oh_selection *s, const oh_request *r, const oh_inputs *in, oh_error *error) {
+    float *mask = (float *)s->block + OH_SELECT_MASK * s->row_capacity;
+    const int64_t label_end = r->target_vocab ? r->target_vocab : r->vocab;
+    for (int64_t row = 0; row < in->rows && in->mask && !(r->device_inputs & OH_DEVICE_MASK); ++row) {
+        mask[row] = mask_at(in, row);
+        if (!(mask[row] >= 0) || isinf(mask[row])) return bad_mask(row, mask[row], error);
+        s->uploads = 1;
+    }
+    for (int64_t row = 0; row < in->rows && in->label && !(r->device_inputs & OH_DEVICE_LABEL); ++row) {
+        const int64_t label = integer_at(in->label, in->label_dtype, row);
+        array_of(s, OH_SELECT_COMPACT)[row] = label >= 0 && label < label_end ? (int32_t)label : -1;
+        s->uploads = 1;
+    }
+    return OH_OK;
+}
+
+static oh_status fill_places(oh_selection *s, const oh_request *r, int64_t chunk_rows, const oh_inputs *in,
+                             oh_error *error) {
+    const int64_t slots = r->objective.block_size - r->objective.first_slot;
+    const int64_t places = chunk_rows / r->objective.block_size * slots;
+    int64_t target = 0;
+    s->supervised = 0;
+    s->weight_sum = s->mask_sum = 0;
+    s->shares_targets = in->target_hidden && in->target_row && !(r->device_inputs & OH_DEVICE_TARGET_ROW);
+    s->uploads = s->shares_targets && in->rows > 0;
+    for (int64_t first = 0; first < in->rows; first += chunk_rows) {
+        const int64_t rows = in->rows - first < chunk_rows ? in->rows - first : chunk_rows;
+        oh_chunk *chunk = &s->chunks[s->chunk_count];
+        *chunk = (oh_chunk){.first_row = first,
+                            .rows = rows,
+                            .first_compact = s->chunk_count * places,
+                            .compact_rows = rows / r->objective.block_size * slots,
+                            .first_target = s->shares_targets ? target : s->chunk_count * places,
+                            .target_is_identity = 1};
+        if (in->target_hidden) chunk->target_rows = chunk->compact_rows;
+        if (s->shares_targets) number_targets(s, r, chunk, in);
+        target += chunk->target_rows;
+        s->supervised += chunk->compact_rows;
+        s->chunk_count += 1;
+        const oh_status status = s->shares_targets ? check_distinct(r, chunk, error) : OH_OK;
+        if (status != OH_OK) return status;
+    }
+    return copy_host_arrays(s, r, in, error);
+}
+
+/* ------------------------------------------------------------------------------------- where the host selects ---- */
+
 oh_status oh_selection_fill(oh_selection *s, const oh_request *r, int64_t chunk_rows, const oh_inputs *in,
                             oh_error *error) {
     const oh_objective *o = &r->objective;
@@ -90,14 +175,16 @@ oh_status oh_selection_fill(oh_selection *s, const oh_request *r, int64_t chunk_
     float *mask = (float *)s->block + OH_SELECT_MASK * s->row_capacity;
     int32_t *array[OH_SELECT_COUNT];
     for (int i = 0; i < OH_SELECT_COUNT; ++i)
-        array[i] = (int32_t *)s->block + i * s->row_capacity;
+        array[i] = array_of(s, (oh_selection_array)i);
     for (int64_t i = 0; i < s->target_capacity; ++i)
         s->stamp[i] = -1;
+    s->chunk_count = 0;
+    if (r->device_inputs) return fill_places(s, r, chunk_rows, in, error);
 
     const int has_target = in->target_hidden != NULL;
     int64_t compact = 0, target = 0;
     s->weight_sum = s->mask_sum = 0;
-    s->chunk_count = 0;
+    s->uploads = 1;
     for (int64_t first = 0; first < in->rows; first += chunk_rows) {
         const int32_t index = (int32_t)s->chunk_count;
         oh_chunk *chunk = &s->chunks[s->chunk_count++];
@@ -109,10 +196,7 @@ oh_status oh_selection_fill(oh_selection *s, const oh_request *r, int64_t chunk_
         for (int64_t row = first; row < first + chunk->rows; ++row) {
             const int64_t slot = row % o->block_size;
             const float m = mask_at(in, row);
-            if (!(m >= 0) || isinf(m))
-                return oh_fail(error, OH_BAD_DATA,
-                               "loss_mask[%lld] = %g: expected a finite number that is not negative", (long long)row,
-                               (double)m);
+            if (!(m >= 0) || isinf(m)) return bad_mask(row, m, error);
             mask[row] = m;
             array[OH_SELECT_COMPACT][row] = -1;
             array[OH_SELECT_TARGET_ROW][row] = 0;
@@ -139,11 +223,8 @@ oh_status oh_selection_fill(oh_selection *s, const oh_request *r, int64_t chunk_
         }
         compact += chunk->compact_rows;
         target += chunk->target_rows;
-        if (r->distinct_target_rows && chunk->target_rows > r->distinct_target_rows)
-            return oh_fail(
-                error, OH_BAD_DATA,
-                "target_row: %lld distinct rows in the chunk at row %lld, the plan was promised at most %lld",
-                (long long)chunk->target_rows, (long long)first, (long long)r->distinct_target_rows);
+        const oh_status status = check_distinct(r, chunk, error);
+        if (status != OH_OK) return status;
     }
     s->supervised = compact;
     return OH_OK;

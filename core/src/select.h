@@ -22,6 +22,7 @@ typedef enum oh_selection_array {
     OH_SELECT_TARGET_SOURCE, /* i32 [distinct] row of G */
     OH_SELECT_LABEL,         /* i32 [supervised] given label */
     OH_SELECT_TARGET_ROW,    /* i32 [T] row of G for each row of D, 0 where unsupervised */
+    OH_SELECT_TARGET_TILE,   /* i32 [T] where the device selects: the row's row of its chunk's target tile */
     OH_SELECT_COUNT
 } oh_selection_array;
 
@@ -31,6 +32,8 @@ typedef struct oh_selection {
     oh_chunk *chunks;
     int64_t chunk_count;
     int64_t supervised;
+    int32_t uploads;              /* the block holds something: not where the device has all of it */
+    int32_t shares_targets;       /* where the device selects: the host has numbered target rows */
     double weight_sum, mask_sum;  /* over supervised rows; weight_sum without dpace's factors */
     int32_t *stamp, *stamp_index; /* [target_capacity] last chunk that used a target row, and its tile row there */
 } oh_selection;
@@ -39,7 +42,9 @@ int64_t oh_selection_bytes(int64_t rows);
 /* Offset in the block of `array`'s element `index`. */
 int64_t oh_selection_offset(const oh_selection *selection, oh_selection_array array, int64_t index);
 
-/* Fills the block from a step's host arrays. Refuses a mask that is negative or not finite, and on supervised rows a
+/* Fills the block from a step's host arrays. Where the device selects, every row that may be supervised has a place in
+ * `chunks`, and the block has what the host knows: masks, labels (in OH_SELECT_COMPACT) and target rows; the device then
+ * fills in the rest. Refuses a mask that is negative or not finite, and on supervised rows a
  * target_row outside [0, S). */
 oh_status oh_selection_fill(oh_selection *selection, const oh_request *request, int64_t chunk, const oh_inputs *inputs,
                             oh_error *error);

@@ -33,6 +33,12 @@ void *oh_step_buffer(const oh_step *step, oh_buffer buffer);
 /* Device address of a selection array's element. */
 void *oh_step_selection(const oh_step *step, oh_selection_array array, int64_t index);
 
+/* select_rows.c: row selection where only the device knows it. */
+oh_status oh_step_select_rows(oh_step *step);
+/* Before a chunk's row_finish, and after it: places that no row took have gradient 0, and the others the factor 1 / N. */
+oh_status oh_step_clear_places(oh_step *step, const oh_chunk *chunk);
+oh_status oh_step_divide_places(oh_step *step, const oh_chunk *chunk);
+
 /* project.c: products with the vocabulary. Converts what plan keeps converted, once. */
 oh_status oh_step_convert_weights(oh_step *step);
 /* Gathers a chunk's rows of D and G into operand dtypes. */

@@ -97,10 +97,10 @@ oh_status oh_traced_upload(oh_step *step, void *to, const void *from, uint64_t b
            oh_op_upload(step->plan->context, step->queue, to, from, bytes, step->error));
 }
 
-oh_status oh_traced_fill(oh_step *step, void *to, uint64_t bytes) {
+oh_status oh_traced_fill(oh_step *step, void *to, int32_t byte, uint64_t bytes) {
     if (step->products_only) return OH_OK;
     TRACED(step, ((oh_span){.kind = OH_SPAN_CLEAR, .bytes = (double)bytes}),
-           oh_op_fill(step->plan->context, step->queue, to, 0, bytes, step->error));
+           oh_op_fill(step->plan->context, step->queue, to, byte, bytes, step->error));
 }
 
 oh_status oh_traced_tile_stats(oh_step *step, const oh_tile_stats *stats) {

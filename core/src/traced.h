@@ -10,7 +10,7 @@ oh_status oh_traced_gemm(oh_step *step, int32_t kind, const oh_gemm *product);
 oh_status oh_traced_copy_rows(oh_step *step, int32_t kind, const oh_copy_rows *copy);
 oh_status oh_traced_selection(oh_step *step, void *to); /* uploads the ring's block */
 oh_status oh_traced_upload(oh_step *step, void *to, const void *from, uint64_t bytes);
-oh_status oh_traced_fill(oh_step *step, void *to, uint64_t bytes); /* with zeros */
+oh_status oh_traced_fill(oh_step *step, void *to, int32_t byte, uint64_t bytes);
 oh_status oh_traced_tile_stats(oh_step *step, const oh_tile_stats *stats);
 oh_status oh_traced_tile_overflow(oh_step *step, const oh_tile_overflow *overflow);
 oh_status oh_traced_tile_overlap(oh_step *step, const oh_tile_overlap *overlap);

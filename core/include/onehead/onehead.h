@@ -128,6 +128,20 @@ typedef enum oh_policy {
 #define OH_PRODUCE_BIAS_GRAD (1u << 9)  /* of the draft's bias; needs LOSS and a bias */
 #define OH_PRODUCE_GRAD_NORM (1u << 8)  /* grad_norm, grad_abs_max of dD; needs GRAD */
 
+/* Which of oh_inputs' arrays only the device knows, any union. What each kind of selection costs:
+ *
+ *   static      slots before first_slot are never computed, whatever is said here.
+ *   host        (0) rows that aren't supervised cost nothing: they are gathered out before the products; a target row that
+ *               several rows of a chunk share is projected once. One upload of 32 bytes a row each step.
+ *   device      (any bit) every row from first_slot on is computed, supervised or not: the supervised ones gathered first,
+ *               rows of zeros after them. Figures and gradients are those of the host's selection. Target rows are shared
+ *               as long as target_row is a host array, else each row has its own. Two small kernels a step. Nothing
+ *               is read back, so a captured step takes new masks at each replay. What a host would refuse (a negative mask,
+ *               a target row out of range) makes its row unsupervised, and oh_plan_results says OH_BAD_DATA. */
+#define OH_DEVICE_MASK (1u << 0)
+#define OH_DEVICE_LABEL (1u << 1)
+#define OH_DEVICE_TARGET_ROW (1u << 2) /* distinct_target_rows is not used then */
+
 /* Shape, dtypes, objective and wishes of a plan. oh_request_init sets the defaults in brackets. */
 typedef struct oh_request {
     int64_t rows;                       /* T, the most a run will have; a multiple of objective.block_size */
@@ -155,8 +169,8 @@ typedef struct oh_request {
     int32_t weight_trains;
     int32_t external_workspace; /* runs bring their own workspace [0] */
     int32_t norm_on_device;     /* runs bring N as a device scalar; gradients are divided in a closing pass [0] */
-    int32_t reserved;
-    int64_t chunk; /* rows a chunk, a multiple of block_size; 0: from the budget [0] */
+    uint32_t device_inputs;     /* OH_DEVICE_*: arrays that runs give as device addresses [0] */
+    int64_t chunk;              /* rows a chunk, a multiple of block_size; 0: from the budget [0] */
     /* Bytes for workspace and converted weights [0]. 0: 2 GiB; on a device with memory of its own also what the
      * converted weights take, if that makes no more than half of the memory that is free when the plan is made. */
     int64_t memory;
@@ -273,9 +287,9 @@ OH_API void oh_plan_weight_changed(oh_plan *plan);
 
 /* ----------------------------------------------------------------------------------------------------- run ---- */
 
-/* Tensors of one step. Row selection is static: target_row, label and mask are host arrays, so that unsupervised rows
- * cost nothing and shared target rows are projected once. They are read before oh_plan_run returns; the device tensors
- * are read by the enqueued work. */
+/* Tensors of one step. target_row, label and mask are host arrays, at any alignment and read before oh_plan_run returns,
+ * unless request.device_inputs names them: then they are device arrays, aligned to their elements and read, like the
+ * device tensors, by the enqueued work. */
 typedef struct oh_inputs {
     int64_t rows;             /* T; 0 is a step with nothing in it */
     int64_t target_rows;      /* S */
@@ -289,9 +303,9 @@ typedef struct oh_inputs {
     int64_t target_lm_head_ld;
     const float *bias;        /* device [V] */
     const float *target_bias; /* device [V]; NULL with has_target_bias = 0 */
-    const void *target_row;   /* host [T] i32 or i64, or NULL: identity, S = T */
-    const void *label;        /* host [T] i32 or i64, or NULL (with labels target) */
-    const void *mask;         /* host [T] u8, bool or f32, or NULL: all 1 */
+    const void *target_row;   /* [T] i32 or i64, or NULL: identity, S = T */
+    const void *label;        /* [T] i32 or i64, or NULL (with labels target) */
+    const void *mask;         /* [T] u8, bool or f32, or NULL: all 1 */
     int32_t target_row_dtype, label_dtype, mask_dtype;
     int32_t reserved;
     const double *norm; /* device [1]: N, or NULL: the objective's rule */
@@ -314,7 +328,8 @@ typedef struct oh_outputs {
 } oh_outputs;
 
 /* Enqueues one step. Returns once the host arrays were read; on a CPU backend the work is then done. Bad data (a label
- * dtype, a negative mask, a target_row out of range on a supervised row) is refused before anything is enqueued. */
+ * dtype, a negative mask, a target_row out of range on a supervised row) is refused before anything is enqueued; where
+ * only the device sees it, oh_plan_results tells. */
 OH_API oh_status oh_plan_run(oh_plan *plan, const oh_inputs *inputs, const oh_outputs *outputs, oh_error *error);
 
 /* ------------------------------------------------------------------------------------------------- results ---- */
@@ -344,6 +359,9 @@ typedef struct oh_results {
 } oh_results;
 
 /* Waits for the last run and reads its figures.
+ *
+ * OH_BAD_DATA: a mask or target row that only the device has is out of range (device_inputs); `results` are the figures of
+ * the step without its row.
  *
  * OH_OVERFLOW: a logit of the step left the range of an f16 tile (or the f16 gradient tile did, which shows where the plan
  * produces GRAD_NORM). The step is invalid. Its rows that overflowed were treated as rows that are not finite, so that its

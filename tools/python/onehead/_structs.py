@@ -41,6 +41,10 @@ PRODUCE_ROWS = 1 << 6
 PRODUCE_TOP_K_ROWS = 1 << 7
 PRODUCE_BIAS_GRAD = 1 << 9
 
+DEVICE_MASK = 1 << 0
+DEVICE_LABEL = 1 << 1
+DEVICE_TARGET_ROW = 1 << 2
+
 CAP_HOST_MEMORY = 1 << 0
 
 # enum of objective.h: where a step's sums lie.
@@ -139,7 +143,7 @@ class Request(C.Structure):
         ("weight_trains", C.c_int32),
         ("external_workspace", C.c_int32),
         ("norm_on_device", C.c_int32),
-        ("reserved", C.c_int32),
+        ("device_inputs", C.c_uint32),
         ("chunk", C.c_int64),
         ("memory", C.c_int64),
         ("distinct_target_rows", C.c_int64),
