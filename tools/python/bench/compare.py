@@ -53,16 +53,16 @@ def our_case(name: str, objective: str, **options: Any) -> Case:
     return Case(name, objective, lambda inputs: ours.step(inputs, objective, **options), True, options)
 
 
-def cases(tile: Dict[str, Optional[str]]) -> List[Case]:
+def cases(tile: Optional[str]) -> List[Case]:
     return [
-        our_case("onehead", "kl", tile=tile["kl"]),
-        our_case("onehead, anchors too", "kl", tile=tile["kl"], first_slot=0),
+        our_case("onehead", "kl", tile=tile),
+        our_case("onehead, anchors too", "kl", tile=tile, first_slot=0),
         Case("trainer, naive", "kl", trainers.naive),
         Case("trainer, shared logits", "kl", trainers.shared),
         Case("gradient in forward, torch.compile", "kl", trainers.compiled),
-        our_case("onehead", "jsd", tile=tile["jsd"]),
+        our_case("onehead", "jsd", tile=tile),
         Case("liger-kernel", "jsd", peers.liger_jsd),
-        our_case("onehead", "ce", tile=tile["ce"]),
+        our_case("onehead", "ce", tile=tile),
         Case("liger-kernel", "ce", peers.liger_ce),
         Case("cut-cross-entropy", "ce", peers.cut_cross_entropy),
         Case("quack-kernels", "ce", peers.quack_ce),
@@ -224,7 +224,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=220, help="seconds (default 220)")
     parser.add_argument("--exact-rows", type=int, default=64, help="rows compared with float64 (default 64)")
-    parser.add_argument("--tile", default="default", help="tile of onehead's steps (default: diff, and f16 for ce)")
+    parser.add_argument("--tile", help="tile of onehead's steps (default: the plan's own choice)")
     parser.add_argument("--only", nargs="*", default=[], help="cases whose objective or name contains one of the words")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", metavar="FILE")
@@ -236,8 +236,7 @@ def main() -> int:
         peers.unpack(options.peers, unpacked.name)
     clock = Clock(options.device)
     inputs = make_inputs(options.rows, options.hidden, options.vocab, options.device)
-    tiles = dict(kl="diff", jsd="diff", ce="f16") if options.tile == "default" else dict.fromkeys(ours.OBJECTIVES, options.tile)
-    all_cases = cases(tiles)
+    all_cases = cases(options.tile)
     # A third of the time is the rounds'.
     alive = warm_all(all_cases, inputs, clock, options, deadline - options.budget / 3)
     rounds = take_turns(alive, inputs, clock, options.rounds, deadline)
@@ -264,7 +263,7 @@ def main() -> int:
         case.step = None
     clock.forget()
     try:
-        found["against_c"] = against_c(inputs, clock, tiles["kl"], max(2, rounds))
+        found["against_c"] = against_c(inputs, clock, options.tile, max(2, rounds))
     except Exception as error:
         found["against_c"] = {"failed": f"{type(error).__name__}: {error}"}
     print(table(all_cases))

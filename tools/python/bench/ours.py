@@ -64,7 +64,7 @@ def c_call(draft: Tensor, rest: Dict[str, Any]) -> Callable[[], Dict[str, Any]]:
     live = context.last_plan
     tensors = [rest.pop(name, None) for name in TENSORS]
     made, batch = functions.prepare(draft.detach(), *tensors, rest.pop("terms"), rest)
-    c_inputs = _step._inputs(batch, batch)
+    c_inputs = _step._inputs(batch)
     outputs = _step._allocate(made, batch, made.produce | gradients(True, False, False))
     c_outputs = _step.S.Outputs(**{name: tensor.data_ptr() for name, tensor in outputs.items()})
     workspace = _context._aligned(torch.empty(live.workspace_bytes // 8 + 64, dtype=torch.float64, device=device))

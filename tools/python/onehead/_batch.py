@@ -198,22 +198,25 @@ def make_batch(
     for name, tensor in zip(Batch._fields[1:6], batch[1:6]):
         if tensor is not None and tensor.device != device:
             raise InvalidArgument(f"{name} is on {tensor.device} and draft_hidden on {device}")
+    for name, tensor in (("target_row", target_row), ("labels", labels), ("loss_mask", loss_mask)):
+        if tensor is not None and tensor.device.type != "cpu" and tensor.device != device:
+            raise InvalidArgument(f"{name} is on {tensor.device} and draft_hidden on {device}: expected it there or on cpu")
     return batch
 
 
 class HostCopyWarning(UserWarning):
-    """A row-selection tensor lay on a CUDA device: it was copied to the host, which waits for the device."""
+    """draft_to_target lay on a CUDA device: it was copied to the host, which waits for the device."""
 
 
 def to_host(name: str, tensor: Optional[Tensor]) -> Optional[Tensor]:
-    """Row selection happens on the host. A tensor that lies elsewhere costs one synchronisation, said once a process."""
+    """A plan is made for it, so it is needed on the host. One that lies elsewhere costs a wait, said once a process."""
     if tensor is None or tensor.device.type == "cpu":
         return tensor
     if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise InvalidArgument(f"{name} is on {tensor.device}: a captured step needs it in host memory")
     warnings.warn(
-        f"onehead: {name} is on {tensor.device}; rows are selected on the host, so it is copied there and the device "
-        "waited for. Pass the CPU tensor that it was made from to avoid the wait.",
+        f"onehead: {name} is on {tensor.device}; a plan is made for it, so it is copied to the host each step and the "
+        "device waited for. Pass a CPU tensor to avoid the wait.",
         HostCopyWarning,
         stacklevel=2,
     )

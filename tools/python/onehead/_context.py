@@ -165,6 +165,8 @@ class Context:
 
     def _make(self, request: S.Request) -> Plan:
         """A plan, at the price of the others where there is no memory for its weights beside theirs."""
+        if self.device.type == "cuda":  # the weight, which it looks at on a stream of its own, is written by then
+            torch.cuda.current_stream(self.device).synchronize()
         try:
             return Plan(self, request)
         except OutOfMemory:

@@ -71,7 +71,14 @@ class Shape(NamedTuple):
     produce: int
     weight_trains: bool
     target_vocab: int
+    device_inputs: int  # OH_DEVICE_* bits
     subset: Optional[bytes]  # draft_to_target's ids
+
+
+def device_inputs(batch: Batch) -> int:
+    """OH_DEVICE_* bits of the row-selection tensors that lie on a device."""
+    lies = [t is not None and t.device.type == "cuda" for t in (batch.mask, batch.labels, batch.target_row)]
+    return lies[0] * S.DEVICE_MASK | lies[1] * S.DEVICE_LABEL | lies[2] * S.DEVICE_TARGET_ROW
 
 
 def shape_of(options: Options, batch: Batch, produce: int, trains: bool, exact: bool = False) -> Shape:
@@ -97,22 +104,27 @@ def shape_of(options: Options, batch: Batch, produce: int, trains: bool, exact: 
         produce,
         trains,
         0 if batch.draft_to_target is None else target_weight.shape[0],
+        device_inputs(batch),
         None if batch.draft_to_target is None else C.string_at(batch.draft_to_target.data_ptr(), 4 * vocab),
     )
 
 
-def request_for(options: Options, shape: Shape, external_workspace: bool) -> S.Request:
-    """A complete request."""
+def request_for(
+    options: Options, shape: Shape, external_workspace: bool, weight: Optional[Tensor] = None
+) -> S.Request:
+    """A complete request. `weight`: lm_head as it is now, for the plan to see whether f16 holds it."""
     request = copy_request(options)
     for name, value in zip(Shape._fields[:-1], shape):
         setattr(request, name, value)
     if shape.subset is not None:
         request.draft_to_target = C.cast(C.c_char_p(shape.subset), C.c_void_p)  # the plan copies it
     request.external_workspace = external_workspace
+    if weight is not None and weight.device.type != "meta":
+        request.lm_head, request.lm_head_ld = weight.data_ptr(), max(weight.stride(0), weight.shape[1])
     return request
 
 
-def _inputs(batch: Batch, host: Batch) -> S.Inputs:
+def _inputs(batch: Batch) -> S.Inputs:
     inputs = S.Inputs()
     inputs.rows = batch.draft.shape[0]
     inputs.draft_hidden, inputs.draft_ld = batch.draft.data_ptr(), batch.draft.stride(0)
@@ -127,12 +139,12 @@ def _inputs(batch: Batch, host: Batch) -> S.Inputs:
         inputs.bias = batch.bias.data_ptr()
     if batch.target_bias is not None:
         inputs.target_bias = batch.target_bias.data_ptr()
-    if host.target_row is not None:
-        inputs.target_row, inputs.target_row_dtype = host.target_row.data_ptr(), S.DTYPES[host.target_row.dtype]
-    if host.labels is not None:
-        inputs.label, inputs.label_dtype = host.labels.data_ptr(), S.DTYPES[host.labels.dtype]
-    if host.mask is not None:
-        inputs.mask, inputs.mask_dtype = host.mask.data_ptr(), S.DTYPES[host.mask.dtype]
+    if batch.target_row is not None:
+        inputs.target_row, inputs.target_row_dtype = batch.target_row.data_ptr(), S.DTYPES[batch.target_row.dtype]
+    if batch.labels is not None:
+        inputs.label, inputs.label_dtype = batch.labels.data_ptr(), S.DTYPES[batch.labels.dtype]
+    if batch.mask is not None:
+        inputs.mask, inputs.mask_dtype = batch.mask.data_ptr(), S.DTYPES[batch.mask.dtype]
     # Rows of a single row may have any stride in PyTorch; here it has to hold the row.
     inputs.draft_ld = max(inputs.draft_ld, batch.draft.shape[1])
     inputs.target_ld = max(inputs.target_ld, 0 if batch.target is None else batch.target.shape[1])
@@ -219,22 +231,17 @@ def run_step(
     `produce`: OH_PRODUCE_* bits. `norm`: the caller's N, in place of the options' rule; gradients are then not divided
     yet, which is left to the multiplication by the upstream gradient. `trains`: the weight changes between steps.
     """
-    host = batch._replace(
-        target_row=to_host("target_row", batch.target_row),
-        labels=to_host("labels", batch.labels),
-        mask=to_host("loss_mask", batch.mask),
-        draft_to_target=to_host("draft_to_target", batch.draft_to_target),
-    )
     device = batch.draft.device
+    batch = batch._replace(draft_to_target=to_host("draft_to_target", batch.draft_to_target))
     if isinstance(norm, Tensor) and norm.device.type == "cpu":
         norm = float(norm.detach())  # a copy from pageable memory would wait for the device
     context = context_for(options.backend, device, options.threads)
-    inputs, made = _inputs(batch, host), _allocate(options, batch, produce)
+    inputs, made = _inputs(batch), _allocate(options, batch, produce)
     figures = _Figures(sum_count(options), device, norm)
     outputs = S.Outputs(**{name: tensor.data_ptr() or _NOWHERE for name, tensor in made.items()})
-    shape = shape_of(options, host, produce, trains)
+    shape = shape_of(options, batch, produce, trains)
     with context.lock, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        plan = context.plan((options, shape), lambda: request_for(options, shape, True))
+        plan = context.plan((options, shape), lambda: request_for(options, shape, True, batch.weight))
         workspace = context.workspace(plan.workspace_bytes)
         inputs.workspace, inputs.workspace_bytes = workspace.data_ptr(), workspace.numel() * 8
         inputs.stream = context.stream()

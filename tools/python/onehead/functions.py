@@ -137,8 +137,10 @@ def draft_loss(
         columns; target_lm_head then has the target's whole vocabulary. Labels are target ids. Rows whose token is no
         draft column are unsupervised ("drop") or supervised without ever being hit ("keep").
 
-    Row selection is static: target_row, labels and loss_mask are read on the host. CPU tensors are taken as they are; for
-    CUDA tensors the call copies them and waits for the device, with a HostCopyWarning.
+    target_row, labels and loss_mask select rows, and may lie on the host or beside draft_hidden. On the host, rows that are
+    not supervised cost nothing. On a GPU nothing is read back, so every row from first_slot on is computed, to the same
+    figures and gradients (target rows are shared where target_row is on the host); a negative mask or a target_row out of
+    range is refused on the host and makes its row unsupervised on the GPU.
 
     Objective (design of the command ``onehead run``, which has the same names and defaults):
 

@@ -41,6 +41,7 @@ class Plan:
     rows: int
     policy: str
     tile: str
+    tile_reason: str  # why this one
     chunk: int  # rows
     chunks: int
     panel: int  # vocabulary columns that a pass takes at once
@@ -54,7 +55,7 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [
-            f"policy {self.policy}, tile {self.tile}, {self.chunks} chunks of {self.chunk} rows, "
+            f"policy {self.policy}, tile {self.tile} ({self.tile_reason}), {self.chunks} chunks of {self.chunk} rows, "
             f"{self.panel} columns at once",
             f"projections: {self.projections['draft']} draft, {self.projections['target']} target; GEMMs: {self.gemms}; "
             f"{self.flops / 1e12:.3g} TFLOP",
@@ -118,7 +119,7 @@ def plan(
     if enabled:
         bias_trains = batch.bias is not None and batch.bias.requires_grad
         produce |= gradients(False, batch.weight.requires_grad, bias_trains)
-    request = request_for(made, shape_of(made, batch, produce, batch.weight.requires_grad, exact=True), True)
+    request = request_for(made, shape_of(made, batch, produce, batch.weight.requires_grad, exact=True), True, batch.weight)
     if batch.draft.device.type == "meta":
         handle, error = C.c_void_p(), S.Error()
         check(library().oh_plan_describe(request, C.byref(handle), error), error)
@@ -141,6 +142,7 @@ def _read(handle: C.c_void_p, rows: int) -> Plan:
             rows=rows,
             policy=S.POLICIES[s.policy],
             tile=_TILE_NAMES[s.tile],
+            tile_reason=s.tile_reason.decode(),
             chunk=s.chunk,
             chunks=s.chunks,
             panel=s.panel,

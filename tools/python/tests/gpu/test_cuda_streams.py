@@ -17,6 +17,11 @@ def step(draft, rest, **options):
     return loss.detach(), leaf.grad, metrics
 
 
+def on_device(rest):
+    names = ("loss_mask", "labels", "target_row")
+    return {k: v.cuda() if k in names and v is not None else v for k, v in rest.items()}
+
+
 def kinds():
     """(name, batch, options): what may need something from the host."""
     draft, rest = batch()
@@ -30,6 +35,8 @@ def kinds():
         pytest.param(draft, dict(lm_head=rest["lm_head"], labels=labels), {"tile": "f16"}, id="ce"),
         pytest.param(draft, dict(rest, target_row=rows), {"terms": {"jsd": 1.0}}, id="jsd target_row"),
         pytest.param(draft, trained, {"bias": bias}, id="head and bias"),
+        pytest.param(draft, on_device(rest), {}, id="mask on the device"),
+        pytest.param(draft, dict(rest, labels=labels.cuda(), target_row=rows.cuda()), {}, id="rows on the device"),
         pytest.param(draft, rest, {"norm": 100.0}, id="a number as norm"),
         pytest.param(draft, rest, {"norm": torch.tensor(100.0)}, id="a host tensor as norm"),
         pytest.param(draft, rest, {"norm": torch.tensor(100.0, device="cuda")}, id="a device tensor as norm"),
@@ -215,9 +222,57 @@ def test_a_capture_before_the_first_run_is_refused():
             onehead.draft_loss(draft, **rest, topk=(3,))
 
 
-def test_a_mask_on_the_device_is_copied_with_a_warning():
+# ---- rows that only the device selects ----
+
+
+@pytest.mark.parametrize("which", ["mask", "labels", "target_row"])
+def test_rows_may_be_selected_on_the_device(which):
+    draft, rest = batch(dtype=torch.float32)
+    if which == "labels":
+        rest = dict(rest, labels=torch.randint(-2, 5005, (256,)))
+    if which == "target_row":
+        rest = dict(rest, target_row=torch.randint(0, 256, (256,)))
+    right = step(draft, rest)
+    loss, grad, metrics = step(draft, on_device(rest))
+    # Other shapes of products, so sums in another order.
+    assert torch.allclose(loss, right[0], rtol=1e-5)
+    assert (grad - right[1]).norm() < 1e-4 * right[1].norm()
+    figures, host = metrics.ratios(), right[2].ratios()
+    for name in ("rows", "supervised", "blocks", "slot_count", "nonfinite_rows"):
+        assert figures[name] == host[name]
+    assert abs(figures["topk"]["8"]["hits"] - host["topk"]["8"]["hits"]) <= 2
+    assert figures["weight_sum"] == pytest.approx(host["weight_sum"], rel=1e-6)
+
+
+def test_a_captured_step_takes_new_masks_from_the_device():
+    draft, rest = batch(dtype=torch.float32)
+    mask = rest["loss_mask"].cuda()
+    leaf = draft.clone().requires_grad_()
+
+    def run():
+        leaf.grad = None
+        loss, metrics = onehead.draft_loss(leaf, **dict(rest, loss_mask=mask))
+        loss.backward()
+        return loss.detach(), metrics
+
+    warm(run)
+    leaf.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss, metrics = run()
+    grad = leaf.grad
+    for seed in (1, 2):
+        other = batch(dtype=torch.float32, seed=seed)[1]["loss_mask"]
+        mask.copy_(other)
+        graph.replay()
+        torch.cuda.synchronize()
+        right = step(draft, dict(rest, loss_mask=mask))
+        assert torch.equal(loss, right[0]) and torch.equal(grad, right[1])
+        assert metrics.ratios() == right[2].ratios()
+        assert metrics.ratios()["supervised"] == int(((other > 0) & (torch.arange(256) % 16 > 0)).sum())
+
+
+def test_a_mask_of_another_device_is_refused():
     draft, rest = batch()
-    right, _ = onehead.draft_loss(draft, **rest)
-    with pytest.warns(onehead.HostCopyWarning):
-        found, _ = onehead.draft_loss(draft, **dict(rest, loss_mask=rest["loss_mask"].cuda()))
-    assert torch.equal(found, right)
+    with pytest.raises(onehead.InvalidArgument, match="loss_mask is on meta"):
+        onehead.draft_loss(draft, **dict(rest, loss_mask=rest["loss_mask"].to("meta")))
