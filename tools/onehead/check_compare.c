@@ -71,7 +71,7 @@ static oh_status compare_gradient(check_comparison *c, const check_scale *scale,
             if (fabs(d) > most || isnan(d)) most = fabs(d), at = i;
         }
         const double unit = expected->weight != NULL ? scale->row_unit * (double)expected->weight[row] : 0;
-        const double bound = scale->rounding * (2e-5 * sqrt(size) + 0x1p-20 * unit);
+        const double bound = scale->rounding * (2e-5 * sqrt(size) + 0x1p-20 * unit) + scale->grad_rounding * unit;
         /* NaN compares false: a row of NaN is beyond every bound. */
         const bool within = sqrt(off) <= bound;
         const bool stepped = !within && beyond < scale->step_rows && sqrt(off) <= unit;
@@ -111,7 +111,8 @@ static oh_status compare_head(check_comparison *c, const check_scale *scale, con
     entry->found = (double)found->head_grad[at];
     entry->absolute = most;
     entry->ulp = most > 0 ? most / ulp_size(entry->expected) : 0;
-    entry->bound = scale->rounding * (2e-5 * sqrt(size) + 0x1p-20 * scale->head_unit);
+    entry->bound = scale->rounding * (2e-5 * sqrt(size) + 0x1p-20 * scale->head_unit) +
+                   2 * scale->grad_rounding * scale->head_unit;
     entry->agrees = sqrt(off) <= entry->bound;
     return OH_OK;
 }

@@ -28,14 +28,34 @@ double largest_row_norm(const batch_matrix *matrix) {
     return sqrt(most);
 }
 
-check_scale check_scale_of(const oh_request *request, const step_result *result, const check_norms *norms) {
+static double unit_roundoff(int32_t dtype) {
+    return dtype == OH_BF16 ? 0x1p-8 : dtype == OH_F16 ? 0x1p-11 : 0x1p-24;
+}
+
+static double tile_roundoff(int32_t tile) {
+    return tile == OH_TILE_F32 ? 0x1p-24 : tile == OH_TILE_BF16 ? 0x1p-8 : 0x1p-11;
+}
+
+/* What rounding a gradient tile's elements does to a row of dD at most, in units of s. */
+static double grad_rounding(const oh_request *request, const oh_plan_summary *plan) {
+    if (plan->grad_dtype == OH_F32) return 0; /* in the general bound */
+    const double subnormal = plan->grad_dtype == OH_F16 ? 0x1p-25 * (double)request->vocab : 0;
+    return 2 * unit_roundoff(plan->grad_dtype) + subnormal;
+}
+
+check_scale check_scale_of(const oh_request *request, const step_result *result, const step_result *other,
+                           const check_norms *norms) {
     const oh_objective *const o = &request->objective;
     const uint32_t steps = OH_TERM_BIT(OH_TERM_TV) | OH_TERM_BIT(OH_TERM_NLA) | OH_TERM_BIT(OH_TERM_LK_HYBRID);
-    const int32_t tile = result->plan.tile;
     const double n = result->figures.loss_den;
-    check_scale s = {.rounding = 1, .exact = tile == OH_TILE_F32};
-    if (tile == OH_TILE_BF16) s.rounding = 0x1p-8 / 0x1p-24;
-    if (tile == OH_TILE_F16 || tile == OH_TILE_DIFF) s.rounding = 0x1p-11 / 0x1p-24;
+    double u = tile_roundoff(result->plan.tile);
+    check_scale s = {.grad_rounding = grad_rounding(request, &result->plan)};
+    if (other != NULL) {
+        u = fmax(u, tile_roundoff(other->plan.tile));
+        s.grad_rounding += grad_rounding(request, &other->plan);
+    }
+    s.rounding = u / 0x1p-24;
+    s.exact = u <= 0x1p-24;
     for (int32_t term = 0; term < OH_TERM_COUNT; term++)
         s.factors += fabs(o->lambda[term]);
     if (n > 0) {
@@ -134,5 +154,5 @@ double figure_bound(const figure *f, double other, const check_scale *scale) {
     case FIGURE_GRADIENT:
         break;
     }
-    return scale->rounding * (2e-5 * size + 0x1p-20 * f->scale);
+    return scale->rounding * (2e-5 * size + 0x1p-20 * f->scale) + scale->grad_rounding * f->scale;
 }

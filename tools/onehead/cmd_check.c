@@ -116,7 +116,7 @@ static oh_status compare_run(check_state *c, step *where, const char *backend, c
     if (comparison == NULL) {
         status = OH_OUT_OF_MEMORY;
     } else {
-        const check_scale scale = check_scale_of(request, reference, &c->norms);
+        const check_scale scale = check_scale_of(request, reference, &result, &c->norms);
         status = compare_results(comparison, request, &scale, reference, &result, error);
     }
     step_result_free(&result);
@@ -187,7 +187,7 @@ static oh_status compare_set(check_state *c, const char *set, const json_t *gold
         describe(&request, &result.plan, NULL, subject, sizeof subject);
         check_comparison *const comparison =
             new_comparison(&c->report.golden, &c->report.golden_count, subject, set, error);
-        const check_scale scale = check_scale_of(&request, &result, &c->norms);
+        const check_scale scale = check_scale_of(&request, &result, NULL, &c->norms);
         if (comparison == NULL)
             status = OH_OUT_OF_MEMORY;
         else
