@@ -85,6 +85,15 @@ class TestBench(unittest.TestCase):
         self.assertGreater(got["diff"]["grad_error"], 0)
         self.assertIsNone(bench("--policy", "cached")["benchmarks"][0]["grad_error"])
 
+    def test_the_targets_logits_are_scaled_as_the_drafts_unless_told_otherwise(self):
+        def error(*options):
+            got = bench("--policy", "cached", "--tile", "f32,bf16", *options)["benchmarks"]
+            return next(b["grad_error"] for b in got if b["tile"] == "bf16")
+        self.assertEqual(error("--scale", "2"), error("--scale", "2", "--target-scale", "2"))
+        self.assertNotEqual(error("--scale", "2"), error("--scale", "2", "--target-scale", "1"))
+        self.assertEqual(error("--softcap", "3"), error("--softcap", "3", "--target-softcap", "3"))
+        self.assertNotEqual(error("--softcap", "3"), error("--softcap", "3", "--target-softcap", "0"))
+
     def test_fewer_target_rows_than_rows_are_shared(self):
         got = bench("--policy", "cached", "--target-rows", "16")["benchmarks"][0]
         passes = {p["name"]: p for p in got["passes"]}

@@ -606,15 +606,22 @@ class TestPlan(InFolder):
                      "Before merging", "After merging", "Workspace"):
             self.assertIn(part, text)
 
-    def test_dot_is_a_graph_with_every_node(self):
+    def test_dot_has_every_node_before_and_after_merging(self):
         dot = self.path("g.dot")
         got = self.plan(*self.TRAINER, "--memory", "64G", "--dot", dot)
         with open(dot) as out:
             text = out.read()
-        self.assertTrue(text.startswith("digraph") and text.rstrip().endswith("}"))
-        for index in range(len(got["nodes"])):
-            self.assertIn(f"n{index} [", text)
-        self.assertEqual(text.count("->"), sum(len(node["inputs"]) for node in got["nodes"]))
+        for letter, nodes in (("b", got["nodes_before"]), ("a", got["nodes"])):
+            for index, node in enumerate(nodes):
+                self.assertRegex(text, rf'(?m)^ *{letter}{index} \[label="{node["op"]}')
+                for source in node["inputs"]:
+                    self.assertIn(f" {letter}{source} -> {letter}{index};", text)
+        both = got["nodes_before"] + got["nodes"]
+        self.assertEqual(text.count(" [label="), len(both))
+        self.assertEqual(text.count("->"), sum(len(node["inputs"]) for node in both))
+        # One node before merging stays for each after it.
+        self.assertEqual(text.count("style=dashed"), len(got["nodes_before"]) - len(got["nodes"]))
+        self.assertIn("6 in one, saves 24.41 TFLOP", text)
         if shutil.which("dot"):
             self.assertEqual(subprocess.run(["dot", "-Tsvg", dot], capture_output=True).returncode, 0)
         self.assert_refused(5, ["/dev/full"], "plan", *self.TRAINER, "--dot", "/dev/full")

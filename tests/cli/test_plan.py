@@ -70,6 +70,42 @@ class TestPrediction(unittest.TestCase):
             self.assertEqual(done.stderr.count("\n"), 1)
 
 
+class TestPolicies(unittest.TestCase):
+    def test_within_the_memory_each_has_the_chunk_that_it_allows(self):
+        got = plan("--rows", "2048", "--hidden", "64", "--vocab", "20000", "--memory", "24M")
+        free, within = got["policies"], got["within_memory"]
+        for name in ("naive", "recompute", "cached"):
+            self.assertEqual(free[name]["panel"], 20000)
+        self.assertEqual(within["cached"]["panel"], 20000)
+        self.assertLess(within["recompute"]["panel"], 20000)
+        self.assertGreater(within["recompute"]["chunk"], within["cached"]["chunk"])
+        for entry in within.values():
+            self.assertLessEqual(entry["workspace_bytes"] + entry["weight_bytes"], 24 << 20)
+        text = run("--rows", "2048", "--hidden", "64", "--vocab", "20000", "--memory", "24M").stdout
+        self.assertIn("And within 24.00 MiB", text)
+        self.assertIn("All of them fit in 1.00 GiB", run(*SHAPE, "--memory", "1G").stdout)
+
+    def test_a_policy_that_does_not_fit_is_said_to(self):
+        shape = ["--rows", "2048", "--hidden", "64", "--vocab", "20000", "--memory", "24M", "--chunk", "2048"]
+        self.assertIsNone(plan(*shape)["within_memory"]["cached"])
+        self.assertRegex(run(*shape).stdout, r"(?m)^cached +doesn't fit$")
+
+    def test_the_backends_products_are_planned_with(self):
+        self.assertGreater(plan(*SHAPE, "--memory", "1G")["weight_bytes"], 0)  # bf16 inputs, products in f32
+        self.assertEqual(plan(*SHAPE, "--memory", "1G", "--dtype", "f32")["weight_bytes"], 0)
+        far = os.environ["ONEHEAD_FAR"]
+        self.assertEqual(plan(*SHAPE, "--backend", far)["workspace_bytes"], plan(*SHAPE)["workspace_bytes"])
+        self.assertEqual(run(*SHAPE, "--backend", "nothing").returncode, 4)
+
+    def test_without_a_shape_it_is_the_one_that_bench_measures(self):
+        got = plan()
+        self.assertEqual((got["rows"], got["hidden"], got["vocab"], got["chunk"]), (512, 1024, 50257, 256))
+
+    def test_the_targets_transform_is_the_drafts_unless_given(self):
+        for given in ([], ["--target-scale", "2"], ["--target-softcap", "0"]):
+            self.assertEqual(run(*SHAPE, "--softcap", "30", *given).returncode, 0)
+
+
 class TestChunk(unittest.TestCase):
     def test_the_next_chunk_does_not_fit_the_budget_that_chose_this_one(self):
         shape = ["--rows", "8192", "--hidden", "256", "--vocab", "20000", "--memory", "100M", "--policy", "cached"]

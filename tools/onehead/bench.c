@@ -250,7 +250,7 @@ oh_status bench_group(bench_output *output, const bench_setup *setup, const char
     oh_status status = oh_context_open(&wanted, &b.context, error);
     if (status == OH_OK) status = oh_context_device_info(b.context, &output->device, error);
     if (status == OH_OK) status = bench_inputs_open(&b.inputs, b.context, &setup->request, (uint64_t)o->seed, error);
-    if (status == OH_OK) output->on_host = (b.inputs.backend->caps & OH_CAP_HOST_MEMORY) != 0;
+    if (status == OH_OK) output->table = b.inputs.backend;
     if (status == OH_OK) status = open_cases(&b, output, series, error);
     if (status == OH_OK) status = measure(&b, error);
     progress_show(NULL);

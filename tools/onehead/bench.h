@@ -43,8 +43,8 @@ typedef struct bench_setup {
 typedef struct bench_output {
     bench_result *results;
     int64_t count, capacity;
-    oh_device_info device;          /* of the latest context */
-    bool on_host;                   /* the device's memory is the host's */
+    oh_device_info device; /* of the latest context */
+    const oh_backend *table;
     char note[300];                 /* what the backend had to say, "" for nothing */
     span_log logs[BENCH_CASES_MAX]; /* last traced step of each case of the latest group, and the case's name */
     char log_names[BENCH_CASES_MAX][40];

@@ -134,19 +134,17 @@ static json_t *context_json(const bench_report *report) {
     return merged(machine, setup);
 }
 
-/* What policies take at other chunks than the measured one, on a backend like the CPU's: the sizes that
- * oh_plan_describe knows. */
+/* What policies take at other chunks than the measured one. */
 static json_t *memory_json(const bench_report *report) {
     const bench_setup *const setup = report->setup;
     json_t *const array = json_array();
-    if (!report->on_host) return array;
     for (int i = 0; i < setup->policy_count * setup->tile_count; i++) {
         oh_request r = setup->request;
         r.policy = setup->policies[i / setup->tile_count];
         r.tile = setup->tiles[i % setup->tile_count];
         for (r.chunk = r.objective.block_size; r.chunk / 2 < r.rows; r.chunk *= 2) {
             oh_plan *plan;
-            if (oh_plan_describe(&r, &plan, NULL) != OH_OK) continue;
+            if (oh_plan_describe_for(report->output->table, &r, &plan, NULL) != OH_OK) continue;
             const oh_plan_summary *const s = oh_plan_get_summary(plan);
             json_t *const entry =
                 json_pack("{s:s, s:s, s:I, s:I, s:I}", "policy", policy_name(s->policy), "tile", tile_name(s->tile),

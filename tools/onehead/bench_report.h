@@ -11,7 +11,6 @@ typedef struct bench_report {
     const bench_output *output;
     const machine_facts *machine;
     const char *backend, *executable;
-    bool on_host;        /* the device's memory is the host's */
     double copy_rate;    /* bytes a second, read plus written; 0: not measured */
     double load_after;   /* load average of the last minute when the measurement was over */
     int64_t peak_memory; /* of the process */

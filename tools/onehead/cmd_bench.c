@@ -144,7 +144,6 @@ static oh_status bench(options *o, const char *executable, bench_output *output,
                            .machine = &before,
                            .backend = o->backend != NULL ? o->backend : "openblas",
                            .executable = executable,
-                           .on_host = output->on_host,
                            .load_after = after.load[0],
                            .peak_memory = machine_peak_memory()};
     if (output->device.threads > 0) report.copy_rate = machine_copy_rate(output->device.threads);

@@ -6,10 +6,11 @@
 static const options_command plan_command = {
     .bit = OPTIONS_PLAN,
     .name = "plan",
-    .synopsis = "--preset NAME | --rows T --hidden H --vocab V [OPTION]...",
+    .synopsis = "[--preset NAME | --rows T --hidden H --vocab V] [OPTION]...",
     .about = "What a step of this shape would run, all its rows being supervised: nodes before\n"
              "and after merging, projections, work, memory. Needs no device and no data: formats and\n"
-             "memory follow from what the backend says of itself, scratch of its products apart.",
+             "memory follow from what the backend says of itself, scratch of its products apart.\n"
+             "Without a shape it's the preset `cpu`, which `bench` measures.",
 };
 
 /* By the claims of the backend that was named, else as on a CPU. */
@@ -19,8 +20,17 @@ static oh_status describe_request(const plan_report *report, const oh_request *r
     return oh_plan_describe_for(report->backend, request, plan, error);
 }
 
-/* The policies side by side: at the plan's own chunk and without a limit, which would make one of them walk the
- * vocabulary in panels and hide what sharing alone is worth. */
+static void describe_policy(const plan_report *report, oh_request r, int32_t policy, plan_policy *p) {
+    oh_plan *plan;
+    r.policy = p->policy = policy;
+    p->possible = describe_request(report, &r, &plan, NULL) == OH_OK;
+    if (!p->possible) return;
+    p->summary = *oh_plan_get_summary(plan);
+    oh_plan_destroy(plan);
+}
+
+/* The policies side by side, twice: at the plan's own chunk and without a limit, which shows what sharing alone is worth;
+ * and as they would run within the memory. */
 static void compare_policies(plan_report *report) {
     static const int32_t policies[PLAN_POLICIES] = {OH_POLICY_NAIVE, OH_POLICY_RECOMPUTE, OH_POLICY_CACHED};
     oh_request r = *report->request;
@@ -28,13 +38,8 @@ static void compare_policies(plan_report *report) {
     r.memory = INT64_MAX;
     r.tile = oh_plan_get_summary(report->plan)->tile;
     for (int i = 0; i < PLAN_POLICIES; i++) {
-        plan_policy *const p = &report->policies[i];
-        oh_plan *plan;
-        r.policy = p->policy = policies[i];
-        p->possible = describe_request(report, &r, &plan, NULL) == OH_OK;
-        if (!p->possible) continue;
-        p->summary = *oh_plan_get_summary(plan);
-        oh_plan_destroy(plan);
+        describe_policy(report, r, policies[i], &report->policies[i]);
+        describe_policy(report, *report->request, policies[i], &report->within[i]);
     }
 }
 
@@ -45,8 +50,10 @@ static void look_at_larger_chunk(plan_report *report) {
     if (chosen->chunks <= 1) return;
     r.policy = chosen->policy;
     r.chunk = 2 * chosen->chunk;
-    r.memory = INT64_MAX;
     r.tile = chosen->tile;
+    /* Where the plan walks the vocabulary in panels, so would the larger chunk. */
+    const int64_t valid = r.vocab_valid > 0 ? r.vocab_valid : r.vocab;
+    if (chosen->panel == valid) r.memory = INT64_MAX;
     /* The least it needs: converted weights are kept only where the plan keeps them. */
     if (!chosen->weight_converted) r.weight_trains = 1;
     oh_plan *plan;
@@ -60,7 +67,8 @@ static oh_status describe(options *o, oh_error *error) {
     oh_request request;
     plan_report report = {.request = &request};
     plan_rate rate;
-    oh_status status = shape_complete(o, NULL, error);
+    const bool chunk_given = o->request.chunk != 0;
+    oh_status status = shape_complete(o, "cpu", error);
     if (status == OH_OK && o->plan_backend != NULL) status = oh_backend_load(o->plan_backend, &report.backend, error);
     if (status == OH_OK) status = plan_rate_read(&rate, o->rate, error);
     if (status == OH_OK) status = shape_request(o, &request, error);
@@ -70,6 +78,7 @@ static oh_status describe(options *o, oh_error *error) {
 
     report.plan = plan;
     report.rate = rate;
+    report.chunk_of_preset = !chunk_given && request.chunk != 0;
     compare_policies(&report);
     look_at_larger_chunk(&report);
     if (o->dot_file != NULL) status = plan_report_dot(&report, o->dot_file, error);

@@ -79,18 +79,22 @@ static json_t *savings_json(const oh_plan *plan) {
                      json_number(savings.flops), "ops", ops);
 }
 
-static json_t *policies_json(const plan_report *report) {
+static json_t *policy_json(const plan_report *report, const plan_policy *p) {
+    const oh_plan_summary *const s = &p->summary;
+    if (!p->possible) return json_null();
+    return json_pack("{s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:o}", "chunk", (json_int_t)s->chunk, "panel",
+                     (json_int_t)s->panel, "projections",
+                     (json_int_t)s->projections_draft + (json_int_t)s->projections_target, "gemms",
+                     (json_int_t)s->gemms, "flops", json_number(s->flops), "workspace_bytes",
+                     (json_int_t)s->workspace_bytes, "weight_bytes", (json_int_t)s->weight_bytes, "predicted_seconds",
+                     json_number(plan_rate_seconds(&report->rate, p->policy, s->flops)));
+}
+
+static json_t *policies_json(const plan_report *report, const plan_policy policies[PLAN_POLICIES]) {
     json_t *const object = json_object();
     for (int i = 0; i < PLAN_POLICIES; i++) {
-        const plan_policy *const p = &report->policies[i];
-        const oh_plan_summary *const s = &p->summary;
-        json_t *const entry = p->possible
-                                  ? json_pack("{s:I, s:I, s:o, s:I, s:o}", "projections",
-                                              (json_int_t)s->projections_draft + (json_int_t)s->projections_target,
-                                              "gemms", (json_int_t)s->gemms, "flops", json_number(s->flops),
-                                              "workspace_bytes", (json_int_t)s->workspace_bytes, "predicted_seconds",
-                                              json_number(plan_rate_seconds(&report->rate, p->policy, s->flops)))
-                                  : json_null();
+        const plan_policy *const p = &policies[i];
+        json_t *const entry = policy_json(report, p);
         if (json_object_set_new(object, policy_name(p->policy), entry) == 0) continue;
         json_decref(object);
         return NULL;
@@ -104,7 +108,7 @@ json_t *plan_report_json(const plan_report *report) {
     return json_pack(
         "{s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:i, s:{s:I, s:I}, s:I, s:o, s:I, s:I, "
         "s:o, s:o, s:o, s:o, "
-        "s:o, s:I, s:I}",
+        "s:o, s:o, s:I, s:I}",
         "rows", (json_int_t)r->rows, "target_rows", (json_int_t)r->target_rows, "hidden", (json_int_t)r->hidden,
         "vocab", (json_int_t)r->vocab, "policy", policy_name(s->policy), "tile", tile_name(s->tile), "tile_reason",
         s->tile_reason, "operand_dtype", oh_dtype_name(s->operand_dtype), "grad_dtype", oh_dtype_name(s->grad_dtype),
@@ -112,8 +116,8 @@ json_t *plan_report_json(const plan_report *report) {
         (json_int_t)s->panel, "weight_panel", (json_int_t)s->weight_panel, "stages", (int)s->stages, "projections",
         "draft", (json_int_t)s->projections_draft, "target", (json_int_t)s->projections_target, "gemms",
         (json_int_t)s->gemms, "flops", json_number(s->flops), "workspace_bytes", (json_int_t)s->workspace_bytes,
-        "weight_bytes", (json_int_t)s->weight_bytes, "policies", policies_json(report), "nodes_before",
-        nodes_json(report->plan, 0), "nodes", nodes_json(report->plan, 1), "buffers", buffers_json(report->plan),
-        "savings", savings_json(report->plan), "larger_chunk", (json_int_t)report->larger_chunk, "larger_chunk_bytes",
-        (json_int_t)report->larger_bytes);
+        "weight_bytes", (json_int_t)s->weight_bytes, "policies", policies_json(report, report->policies),
+        "within_memory", policies_json(report, report->within), "nodes_before", nodes_json(report->plan, 0), "nodes",
+        nodes_json(report->plan, 1), "buffers", buffers_json(report->plan), "savings", savings_json(report->plan),
+        "larger_chunk", (json_int_t)report->larger_chunk, "larger_chunk_bytes", (json_int_t)report->larger_bytes);
 }

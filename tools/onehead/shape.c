@@ -81,8 +81,10 @@ oh_status shape_request(const options *o, oh_request *request, oh_error *error) 
     r.hidden = o->shape_hidden;
     r.vocab = o->shape_vocab;
     r.hidden_dtype = r.weight_dtype = o->shape_dtype;
-    r.scale = r.target_scale = (float)o->scale;
-    r.softcap = r.target_softcap = (float)o->softcap;
+    r.scale = (float)o->scale;
+    r.softcap = (float)o->softcap;
+    r.target_scale = (float)(o->target_scale_given ? o->target_scale : o->scale);
+    r.target_softcap = (float)(o->target_softcap_given ? o->target_softcap : o->softcap);
     r.produce = options_produce(o, r.target_rows > 0);
     status = options_default_objective(o, r.target_rows > 0, &r.objective, error);
     *request = r;

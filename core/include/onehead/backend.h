@@ -45,6 +45,7 @@
 extern "C" {
 #endif
 
+/* The ABI's version, apart from the library's. */
 #define OH_BACKEND_MAJOR 1
 #define OH_BACKEND_MINOR 2
 
@@ -78,6 +79,7 @@ typedef float oh_real;
 
 /* --------------------------------------------------------------------------------------- matrix operations ---- */
 
+/* Which operand of a product is transposed. */
 typedef enum oh_gemm_op {
     OH_GEMM_NT = 0, /* C[m,n] = A[m,k] B[n,k]^T   logits = hidden W^T */
     OH_GEMM_NN = 1, /* C[m,n] = A[m,k] B[k,n]     dD = dz W */
@@ -196,6 +198,7 @@ typedef struct oh_row_stats {
 #define OH_ROW_Z_NEG_INF (1u << 4) /* a valid draft logit is -inf: label smoothing's loss is infinite */
 #define OH_ROW_OVERFLOW (1u << 5)  /* set by tile_overflow only */
 
+/* Bits of oh_tile_stats.want: sums that cost more than they are worth to a step that doesn't use them. */
 #define OH_WANT_ENTROPY (1u << 0)
 #define OH_WANT_KL (1u << 1)
 #define OH_WANT_RKL (1u << 2)
@@ -220,6 +223,7 @@ typedef struct oh_tile_stats {
     int32_t reserved;
 } oh_tile_stats;
 
+/* The longest list that a first read collects. */
 #define OH_TOP_K_MAX 64
 
 /* What a row's second read collects, with p and q from the complete first read. Panels add. */
@@ -232,6 +236,7 @@ typedef struct oh_row_overlap {
     int64_t rank; /* #{z > z_label} + #{v < y: z = z_label}                        OH_WANT_RANK */
 } oh_row_overlap;
 
+/* Bits of oh_tile_overlap.want. */
 #define OH_WANT_OVERLAP (1u << 8)
 #define OH_WANT_JSD (1u << 9)
 #define OH_WANT_RANK (1u << 10)
@@ -336,12 +341,14 @@ typedef struct oh_host {
     void (*log)(void *user, const char *line); /* may be NULL */
 } oh_host;
 
+/* Which device to open, and how. */
 typedef struct oh_device_options {
     uint64_t size;
     int32_t index;
     int32_t threads; /* host threads to use; 0: the plugin's default (OMP_NUM_THREADS, cores) */
 } oh_device_options;
 
+/* An open device, for people; memory_free is that of the moment. */
 typedef struct oh_device_info {
     char name[128];   /* "NVIDIA H200", "x86-64, 2 threads" */
     char kernel[256]; /* libraries and kernels that compute here: "OpenBLAS 0.3.21; core Haswell; tiles avx2 (SLEEF)" */
@@ -350,10 +357,12 @@ typedef struct oh_device_info {
     int32_t reserved;
 } oh_device_info;
 
-#define OH_CAP_HOST_MEMORY (1u << 0) /* device addresses are host addresses: portable operations fill NULL entries */
-#define OH_CAP_DETERMINISTIC (1u << 1)
-#define OH_CAP_CAPTURE (1u << 2) /* a step can be captured into the platform's graphs and replayed */
+/* Bits of oh_backend.caps: what a plugin promises. */
+#define OH_CAP_HOST_MEMORY (1u << 0)   /* device addresses are host addresses: portable operations fill NULL entries */
+#define OH_CAP_DETERMINISTIC (1u << 1) /* the same calls give the same bits */
+#define OH_CAP_CAPTURE (1u << 2)       /* a step can be captured into the platform's graphs and replayed */
 
+/* What a plugin is: claims, then functions. Constant, and alive as long as the process. */
 typedef struct oh_backend {
     uint64_t size; /* sizeof(oh_backend) of the header this plugin was built with */
     uint32_t minor;
@@ -434,9 +443,11 @@ typedef struct oh_backend {
 #define OH_BACKEND_HAS(table, entry)                                                                                   \
     ((table)->size >= offsetof(oh_backend, entry) + sizeof(table)->entry && (table)->entry != NULL)
 
+/* The one function that a plugin exports, and the name that it exports it by. */
 typedef const oh_backend *(*oh_backend_entry)(void);
 #define OH_BACKEND_SYMBOL "oh_backend_v1"
 
+/* As C and C++ each have it. */
 #ifdef __cplusplus
 #define OH_STATIC_ASSERT static_assert
 #else

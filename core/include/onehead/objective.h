@@ -7,6 +7,7 @@
 
 #include "backend.h"
 
+/* In front of every function that host and device share. */
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define OH_ROW __host__ __device__ static inline
 #else
@@ -17,6 +18,7 @@
 extern "C" {
 #endif
 
+/* Terms of the loss; rowmath.h has their formulas. */
 typedef enum oh_term {
     OH_TERM_CE = 0,
     OH_TERM_KL = 1,
@@ -29,9 +31,13 @@ typedef enum oh_term {
     OH_TERM_COUNT
 } oh_term;
 
+/* What y, the token that a row is judged by, is: the target's argmax, or the caller's. */
 typedef enum oh_labels { OH_LABELS_TARGET = 0, OH_LABELS_GIVEN = 1 } oh_labels;
+/* A row's weight by its slot: 1, exp(-k / gamma), gamma^k with k from first_slot on, or D-PACE's. */
 typedef enum oh_decay { OH_DECAY_NONE = 0, OH_DECAY_EXP = 1, OH_DECAY_POWER = 2, OH_DECAY_DPACE = 3 } oh_decay;
+/* N, which the loss is divided by: sum of weights, sum of masks, 1, or norm_value. */
 typedef enum oh_norm { OH_NORM_WEIGHTS = 0, OH_NORM_COUNT = 1, OH_NORM_NONE = 2, OH_NORM_NUMBER = 3 } oh_norm;
+/* Whether an unsupervised slot ends a streak. */
 typedef enum oh_gap { OH_GAP_STOP = 0, OH_GAP_SKIP = 1 } oh_gap;
 
 /* What becomes of a row whose token is no draft column, where the draft's vocabulary is a part of the target's. */
@@ -41,6 +47,7 @@ typedef enum oh_outside {
     OH_OUTSIDE_KEEP = 2,  /* supervised without a label: it never hits */
 } oh_outside;
 
+/* The most values of K in one objective. */
 #define OH_TOP_K_LIST_MAX 16
 
 /* What to compute for a row. Plain data, so that it can be a kernel's parameter. */
@@ -61,7 +68,10 @@ typedef struct oh_objective {
     int32_t reserved;
 } oh_objective;
 
+/* A term's bit in oh_objective.terms. */
 #define OH_TERM_BIT(term) (1u << (term))
+
+/* Below this alpha nla is constant. */
 #define OH_NLA_FLOOR 1e-5
 
 /* Terms whose value or gradient compares two distributions and so need a target. */
@@ -128,6 +138,7 @@ enum {
     OH_SUM_FIXED = OH_SUM_TERM + OH_TERM_COUNT
 };
 
+/* Where the sums of variable number begin, and how many sums there are. */
 OH_ROW int64_t oh_sum_hits(const oh_objective *o) {
     (void)o;
     return OH_SUM_FIXED;
@@ -145,6 +156,7 @@ OH_ROW int64_t oh_sum_count(const oh_objective *o) {
     return oh_sum_slot_count(o) + o->block_size;
 }
 
+/* Adds two values of sum `index`: of chunks, steps or ranks. */
 OH_ROW double oh_sum_merge(int64_t index, double a, double b) {
     if (index != OH_SUM_FIRST_NONFINITE) return a + b;
     if (a == 0) return b;

@@ -26,6 +26,7 @@
 extern "C" {
 #endif
 
+/* In front of what the library exports. */
 #if defined(__GNUC__)
 #define OH_API __attribute__((visibility("default")))
 #else
@@ -64,8 +65,10 @@ OH_API oh_status oh_backend_load(const char *name_or_path, const oh_backend **ba
 
 /* ------------------------------------------------------------------------------------------------- context ---- */
 
+/* A backend's open device. */
 typedef struct oh_context oh_context;
 
+/* Which backend and device; zeros are the defaults. */
 typedef struct oh_context_options {
     const char *backend;     /* name or path; NULL: "openblas" */
     const oh_backend *table; /* a table in hand instead of a file (tests, static builds), or NULL */
@@ -79,6 +82,8 @@ typedef struct oh_context_options {
     void (*log)(void *user, const char *line); /* may be NULL */
 } oh_context_options;
 
+/* Loads the backend and opens its device. OH_NO_BACKEND: no such backend or device. `options` is copied; what it points
+ * to is not read afterwards but `user`, by the callbacks. */
 OH_API oh_status oh_context_open(const oh_context_options *options, oh_context **context, oh_error *error);
 /* Plans of the context must be destroyed before. NULL is allowed. */
 OH_API void oh_context_close(oh_context *context);
@@ -103,6 +108,7 @@ OH_API const char *oh_term_name(int32_t term); /* "ce", "kl", ...; NULL outside 
 
 /* ------------------------------------------------------------------------------------------------- request ---- */
 
+/* What a plan keeps of a chunk's logits between the statistics and the gradient. */
 typedef enum oh_policy {
     OH_POLICY_AUTO = 0, /* cached where the budget allows a useful chunk, else recompute */
     OH_POLICY_CACHED = 1,
@@ -181,6 +187,7 @@ typedef struct oh_request {
     int64_t lm_head_ld;
 } oh_request;
 
+/* Sets every field to its default; rows, hidden and vocab have none. */
 OH_API void oh_request_init(oh_request *request);
 
 /* --------------------------------------------------------------------------------------------------- graph ---- */
@@ -218,8 +225,10 @@ typedef enum oh_op {
     OH_OP_COUNT
 } oh_op;
 
+/* The most inputs of a node. */
 #define OH_NODE_INPUTS_MAX 12
 
+/* One operation of the graph, of one chunk. */
 typedef struct oh_node {
     int32_t op;     /* oh_op */
     int32_t k;      /* of OH_OP_TOP_K and its metrics, else 0 */
@@ -232,12 +241,15 @@ typedef struct oh_node {
     double flops, bytes; /* per full chunk, all rows supervised */
 } oh_node;
 
+/* "project_draft", "lse_target", ...; "unknown" outside of oh_op. */
 OH_API const char *oh_op_name(int32_t op);
 
 /* ---------------------------------------------------------------------------------------------------- plan ---- */
 
+/* A request made ready to run. */
 typedef struct oh_plan oh_plan;
 
+/* What a plan chose, and what a full step of it costs. */
 typedef struct oh_plan_summary {
     int32_t policy; /* what auto chose */
     int32_t tile;
@@ -258,9 +270,10 @@ typedef struct oh_plan_summary {
     char tile_reason[160];                         /* why this tile: "as asked", "no term compares with a target" */
 } oh_plan_summary;
 
+/* A part of the workspace. */
 typedef struct oh_plan_buffer {
     char name[40];
-    int64_t bytes, offset;
+    int64_t bytes, offset; /* offset -1: of its own, outside of the workspace */
 } oh_plan_buffer;
 
 /* Makes a plan and allocates its memory (unless external_workspace). The context must outlive it. The request is
@@ -276,6 +289,7 @@ OH_API oh_status oh_plan_describe_for(const oh_backend *backend, const oh_reques
                                       oh_error *error);
 OH_API void oh_plan_destroy(oh_plan *plan); /* waits for its work; NULL is allowed */
 
+/* Valid as long as the plan. */
 OH_API const oh_plan_summary *oh_plan_get_summary(const oh_plan *plan);
 /* Nodes before merging (merged = 0) or after (1); valid as long as the plan. */
 OH_API const oh_node *oh_plan_nodes(const oh_plan *plan, int merged, int64_t *count);
@@ -334,6 +348,7 @@ OH_API oh_status oh_plan_run(oh_plan *plan, const oh_inputs *inputs, const oh_ou
 
 /* ------------------------------------------------------------------------------------------------- results ---- */
 
+/* Of one K of the objective's list. */
 typedef struct oh_top_k_result {
     int32_t k, reserved;
     int64_t hits, streak_sum;
@@ -412,6 +427,7 @@ typedef enum oh_span_kind {
     OH_SPAN_COUNT
 } oh_span_kind;
 
+/* Where, how much and what an operation of a run is. */
 typedef struct oh_span {
     int32_t kind;    /* oh_span_kind */
     int32_t stage;   /* of the plan's nodes, -1: outside of any */
@@ -432,8 +448,7 @@ OH_API const char *oh_span_name(int32_t kind); /* "project_draft", "statistics",
 /* Called with begin = 1 before and 0 after the call that enqueues an operation, on the thread of oh_plan_run: on a
  * backend that computes before its calls return, the two are the operation's time. On others each call may record an
  * event on span->queue (backend.h), which costs no waiting, or the second one may wait for the queue, at the price of
- * overlap. NULL ends it. Without an observer an operation costs one
- * test of a pointer. */
+ * overlap. NULL ends it. Without an observer an operation costs one test of a pointer. */
 typedef void (*oh_span_observer)(void *user, const oh_span *span, int begin);
 OH_API void oh_plan_trace(oh_plan *plan, oh_span_observer observer, void *user);
 

@@ -28,6 +28,7 @@ extern "C" {
 
 /* ------------------------------------------------------------------------------------------- statistics ---- */
 
+/* The state before any column. */
 OH_ROW void oh_row_stats_empty(oh_row_stats *s) {
     s->z_max = s->t_max = s->z_label = -INFINITY;
     s->label = s->z_argmax = s->t_argmax = -1;
@@ -86,6 +87,7 @@ OH_ROW void oh_row_stats_merge(oh_row_stats *s, const oh_row_stats *other, int l
     s->flags |= b.flags;
 }
 
+/* tanh of an oh_real. */
 #ifdef OH_REAL_IS_DOUBLE
 #define OH_REAL_TANH tanh
 #else
@@ -104,14 +106,15 @@ OH_ROW oh_row_stats oh_overlap_stats(const oh_tile_overlap *overlap, int64_t row
     return s;
 }
 
-/* One transformed logit, and the derivative dz/draw at z (design: derivative last). Infinite logits stay what they are:
- * -inf is a probability of 0 even under scale 0, and a softcap must not hide a +inf. */
+/* One transformed logit. Infinite logits stay what they are: -inf is a probability of 0 even under scale 0, and a
+ * softcap must not hide a +inf. */
 OH_ROW oh_real oh_logit(oh_real raw, oh_real scale, oh_real bias, oh_real softcap) {
     if (bias == -INFINITY || raw == -INFINITY) return -INFINITY;
     const oh_real x = scale * raw + bias;
     return softcap > 0 && x > -INFINITY && x < INFINITY ? softcap * OH_REAL_TANH(x / softcap) : x;
 }
 
+/* Its derivative by the raw logit, which a gradient is multiplied by last. */
 OH_ROW oh_real oh_logit_slope(oh_real z, oh_real scale, oh_real softcap) {
     if (!(softcap > 0)) return scale;
     const oh_real y = z / softcap;
@@ -135,6 +138,7 @@ typedef struct oh_row_result {
     int32_t rank; /* exact with OH_WANT_RANK, else -1 */
 } oh_row_result;
 
+/* The bit of oh_row_result.hits for K = 1. */
 #define OH_HIT_TOP1 (1u << 31)
 
 /* Where y would stand: no draft column, and a row that an earlier read of the chunk found not finite. */
@@ -219,9 +223,10 @@ OH_ROW const oh_row_stats *oh_row_full_stats(const oh_row_finish *f, int64_t i) 
     return f->full ? &f->full[f->target_row ? f->target_row[i] : i] : NULL;
 }
 
-/* The losses of a finite row and, in coef's c0..ck, the gradient of sum lambda_i l_i. The header has the algebra. */
+/* The losses of a finite row and, in c (c0..c4, cy, cq, ck), the gradient of sum lambda_i l_i. The header has the
+ * algebra. */
 OH_ROW void oh_row_terms(const oh_objective *o, const oh_row_stats *s, const oh_row_overlap *v, double *term,
-                         double *c /* c0..c4, cy, cq, ck */) {
+                         double *c) {
     const double log_z = log(s->z_sum);
     const double entropy = log_z - s->z_dot / s->z_sum;
     for (int i = 0; i < OH_TERM_COUNT; ++i)
@@ -537,6 +542,7 @@ OH_ROW double oh_step_norm(const oh_objective *o, const double *sums, const doub
     return o->norm == OH_NORM_NUMBER ? o->norm_value : 1.0;
 }
 
+/* The step's loss, its numerator and N, and 1/N for the closing pass; 0 where N is. */
 OH_ROW void oh_step_close(const oh_step_finish *f) {
     const double n = oh_step_norm(&f->objective, f->sums, f->norm);
     f->loss[0] = n > 0 ? f->sums[OH_SUM_LOSS_NUM] / n : 0;
