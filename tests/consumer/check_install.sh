@@ -64,5 +64,11 @@ read -ra flags < <(pkg-config --cflags --libs onehead)
 "$cc" -std=c17 -O1 -o "$build/consumer/pkgconfig" "$here/consumer.c" "${flags[@]}" "-Wl,-rpath,$lib"
 "$build/consumer/pkgconfig" "$version"
 
+if [[ -d $build/man/man1 ]]; then
+    for page in "$build"/man/man1/*.1; do
+        cmp -s "$page" "$prefix/share/man/man1/${page##*/}" || fail "${page##*/} is not installed"
+    done
+fi
+
 "$prefix/bin/onehead" plan --rows 64 --hidden 32 --vocab 1000 --json >/dev/null
 echo "onehead $version installs and serves a CMake and a pkg-config project"

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WARM_UP = 2, REPEATS_LEAST = 5, REPEATS_MOST = 200 };
+enum { WARM_UP = 2, REPEATS_LEAST = 3, REPEATS_MOST = 200 };
 
 typedef struct bench_case {
     oh_plan *plan;
@@ -221,7 +221,7 @@ static oh_status measure(bench_run *b, oh_error *error) {
     const double start = step_clock();
     for (int64_t round = 0; b->running > 0 && status == OH_OK && !enough(b, round, start); round++) {
         char text[80];
-        snprintf(text, sizeof text, "measuring, round %" PRId64, round + 1);
+        snprintf(text, sizeof text, "measuring, round %" PRId64 ", %.0f s so far", round + 1, step_clock() - start);
         progress_show(text);
         for (int i = 0; i < b->running && status == OH_OK; i++)
             status = repeat(b, b->order[i], error);

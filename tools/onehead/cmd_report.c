@@ -13,15 +13,18 @@
 #include <unistd.h>
 
 #define PYTHON "/usr/bin/python3"
+#define MEASURED "onehead-bench.json" /* where to, when no file is given */
 
 static const options_command report_command = {
     .bit = OPTIONS_REPORT,
     .name = "report",
-    .synopsis = "BENCH.json... [--out FILE]",
+    .synopsis = "[BENCH.json...] [OPTION]...",
     .about = "Measurements of 'onehead bench --out FILE' as one HTML file that a browser shows\n"
              "without a network: time of a step by policy with its matrix products as the\n"
              "floor, time by operation, memory by chunk size, accuracy by tile format. Several\n"
-             "files are set side by side: before and after, one machine and another.\n\n"
+             "files are set side by side: before and after, one machine and another.\n"
+             "Without a file it measures first, into " MEASURED ", as\n"
+             "'onehead bench --out " MEASURED "' would.\n\n"
              "Needs " PYTHON " with matplotlib (Debian: python3-matplotlib).",
     .input = "BENCH.json",
     .many_inputs = true,
@@ -55,9 +58,26 @@ static int outcome(pid_t child, oh_error *error) {
     return command_fail(report_command.name, error);
 }
 
+/* Runs `bench` with what it was given of bench's options. */
+static int measure(const options *o, oh_error *error) {
+    char *arguments[12] = {"bench", "--out", MEASURED};
+    char seconds[32];
+    int count = 3;
+    snprintf(seconds, sizeof seconds, "%.17g", o->seconds);
+    const char *const more[][2] = {{"--seconds", seconds}, {"--preset", o->preset}, {"--backend", o->backend}};
+    for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
+        if (more[i][1] == NULL) continue;
+        arguments[count++] = (char *)(uintptr_t)more[i][0];
+        arguments[count++] = (char *)(uintptr_t)more[i][1];
+    }
+    const int code = cmd_bench(count, arguments);
+    if (code != EXIT_OK) return code;
+    return command_flush(error) == OH_OK ? EXIT_OK : command_fail(report_command.name, error);
+}
+
 static int draw(const char *script, const options *o, oh_error *error) {
     const char *const out = o->out_file != NULL ? o->out_file : "onehead-report.html";
-    const char **const arguments = calloc((size_t)o->input_count + 7, sizeof *arguments);
+    const char **const arguments = calloc((size_t)o->input_count + 8, sizeof *arguments);
     if (arguments == NULL) {
         error_line(error, OH_OUT_OF_MEMORY, "arguments", "out of memory");
         return command_fail(report_command.name, error);
@@ -70,6 +90,7 @@ static int draw(const char *script, const options *o, oh_error *error) {
     arguments[count++] = out;
     for (int i = 0; i < o->input_count; i++)
         arguments[count++] = o->inputs[i];
+    if (o->input_count == 0) arguments[count++] = MEASURED;
     const pid_t child = fork();
     if (child == 0) {
         execv(PYTHON, (char *const *)(uintptr_t)arguments);
@@ -89,11 +110,8 @@ int cmd_report(int argc, char **argv) {
     int code = EXIT_OK;
     char script[PATH_MAX];
     if (!options_begin(&o, &report_command, argc, argv, &code)) return code;
-    if (o.input_count == 0) {
-        error_line(&error, OH_INVALID_ARGUMENT, "BENCH.json",
-                   "not given, expected files of 'onehead bench --out FILE'");
-        return command_fail(report_command.name, &error);
-    }
     if (find_script(script, sizeof script, &error) != OH_OK) return command_fail(report_command.name, &error);
+    if (o.input_count == 0) code = measure(&o, &error);
+    if (code != EXIT_OK) return code;
     return draw(script, &o, &error);
 }

@@ -37,6 +37,10 @@ static void print_help(void) {
         printf("  %-10s %s\n", commands[i].name, commands[i].summary);
     printf("\n  onehead COMMAND --help   a command's options\n"
            "  onehead --version        the version\n\n"
+           "To begin with:\n"
+           "  onehead run                      a step on the built-in sample\n"
+           "  onehead plan --preset qwen3-8b   what training that model's drafter would run\n"
+           "  onehead report                   what this machine does of it, and what limits it\n\n"
            "Exit status: 0, 1 (a check failed), 2 (usage), 3 (bad input), 4 (no such backend\n"
            "or device), 5 (output or resource failure).\n");
 }

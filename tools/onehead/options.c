@@ -81,7 +81,7 @@ static const option_row table[] = {
      "The weight [V,H] in a safetensors file, an index file or a Hugging Face checkpoint's folder. "
      "Default: the batch's `lm_head`.",
      KIND_TEXT, FIELD(lm_head)},
-    {"preset", "NAME", SHAPE, GROUP_INPUT,
+    {"preset", "NAME", SHAPE | OPTIONS_REPORT, GROUP_INPUT,
      "The shape of a known model or machine: qwen3-8b, qwen3.6-27b, gpt-oss, llama, glm, kimi, cpu, cpu-small. What is "
      "given besides goes first. Default: cpu where no shape is given.",
      KIND_TEXT, FIELD(preset)},
@@ -95,7 +95,7 @@ static const option_row table[] = {
      FIELD(shape_target_rows), .least = 0, .most = ROWS_MOST},
     {"dtype", "bf16|f16|f32", SHAPE, GROUP_INPUT, "Of hidden states and weight. Default: bf16.", KIND_CHOICE,
      FIELD(shape_dtype), .choices = input_dtypes},
-    {"backend", "NAME|PATH", ON_DEVICE, GROUP_INPUT,
+    {"backend", "NAME|PATH", ON_DEVICE | OPTIONS_REPORT, GROUP_INPUT,
      "Who computes; with a '/' it is the plugin's file. Default: openblas.", KIND_TEXT, FIELD(backend)},
     {"backend", "NAME|PATH", OPTIONS_PLAN, GROUP_INPUT,
      "By whose claims formats and memory are chosen. Default: any CPU's.", KIND_TEXT, FIELD(plan_backend)},
@@ -200,8 +200,8 @@ static const option_row table[] = {
      "Measure with an eighth, a quarter, half and all of these. Default: all alone.", KIND_TEXT, FIELD(series)},
     {"repeats", "N", OPTIONS_BENCH, GROUP_PLAN, "Times each step is measured. Default: what --seconds allows.",
      KIND_INTEGER, FIELD(repeats), .least = 1, .most = 1000},
-    {"seconds", "X", OPTIONS_BENCH, GROUP_PLAN,
-     "Go on measuring for this long, at least 5 times and at most 200. Default: 10.", KIND_REAL, FIELD(seconds),
+    {"seconds", "X", OPTIONS_BENCH | OPTIONS_REPORT, GROUP_PLAN,
+     "Go on measuring for this long, at least 3 times and at most 200. Default: 10.", KIND_REAL, FIELD(seconds),
      .least = 0, .most = 86400},
 
     /* ---- output ---- */
