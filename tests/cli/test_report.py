@@ -46,6 +46,19 @@ class TestReport(unittest.TestCase):
         for title in ("A step by policy", "Time by operation", "Memory by chunk size", "Accuracy by tile format"):
             self.assertIn(f"<h2>{title}</h2>", page)
 
+    def test_without_a_file_it_measures_first(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = run("report", "--preset", "cpu-small", "--seconds", "0", cwd=folder,
+                       env=dict(os.environ, OMP_NUM_THREADS="1"))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("limit ", done.stdout)
+            self.assertTrue(done.stdout.endswith("\nonehead-report.html\n"))
+            self.assertEqual(sorted(os.listdir(folder)), ["onehead-bench.json", "onehead-report.html"])
+            with open(os.path.join(folder, "onehead-bench.json")) as file:
+                self.assertEqual(json.load(file)["context"]["preset"], "cpu-small")
+            refused = run("report", "--preset", "none-such", cwd=folder)
+            self.assertEqual((refused.returncode, refused.stdout), (2, ""))
+
     def test_its_plots_are_svg_with_ids_of_their_own(self):
         page = self.report(self.bench, self.series)
         plots = re.findall(r"<svg.*?</svg>", page, re.S)

@@ -139,11 +139,12 @@ static void print_limit(const bench_result *r) {
         if (bench_is_product(kind)) products += ms;
         if (kind == OH_SPAN_STATISTICS || kind == OH_SPAN_SECOND_READ || kind == OH_SPAN_TILE_GRAD) tiles += ms;
     }
-    const double whole = r->traced_ms.median, other = whole - products - tiles;
+    /* Medians of parts may add up to more than the median of the whole. */
+    const double whole = fmax(r->traced_ms.median, products + tiles), other = whole - products - tiles;
     printf("limit       %s: products take %s of the step, passes over tiles %s, the rest %s\n",
-           products >= 0.5 * whole ? "the products"
-           : tiles >= other        ? "the passes over tiles"
-                                   : "everything else",
+           products >= fmax(tiles, other) ? "the products"
+           : tiles >= other               ? "the passes over tiles"
+                                          : "everything else",
            format_percent(products / whole).text, format_percent(tiles / whole).text,
            format_percent(other / whole).text);
 }

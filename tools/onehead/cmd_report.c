@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define PYTHON "/usr/bin/python3"
+#define DRAWN "onehead-report.html"
 #define MEASURED "onehead-bench.json" /* where to, when no file is given */
 
 static const options_command report_command = {
@@ -76,7 +77,7 @@ static int measure(const options *o, oh_error *error) {
 }
 
 static int draw(const char *script, const options *o, oh_error *error) {
-    const char *const out = o->out_file != NULL ? o->out_file : "onehead-report.html";
+    const char *const out = o->out_file != NULL ? o->out_file : DRAWN;
     const char **const arguments = calloc((size_t)o->input_count + 8, sizeof *arguments);
     if (arguments == NULL) {
         error_line(error, OH_OUT_OF_MEMORY, "arguments", "out of memory");
@@ -113,5 +114,7 @@ int cmd_report(int argc, char **argv) {
     if (find_script(script, sizeof script, &error) != OH_OK) return command_fail(report_command.name, &error);
     if (o.input_count == 0) code = measure(&o, &error);
     if (code != EXIT_OK) return code;
-    return draw(script, &o, &error);
+    code = draw(script, &o, &error);
+    if (code == EXIT_OK && o.out_file == NULL) printf("%s\n", DRAWN);
+    return code;
 }

@@ -135,7 +135,7 @@ def plot_steps(plt, runs):
 
 
 def plot_nodes(plt, runs):
-    bars = [(run, b) for run in runs for b in reversed(ordered(run.full)) if b.get("passes")]
+    bars = [(run, b) for run in runs for b in ordered(run.full) if b.get("passes")]
     if not bars:
         return None
     names = []
@@ -150,14 +150,15 @@ def plot_nodes(plt, runs):
     figure, axes = begin(plt, size=(9.6, 1.4 + 0.42 * len(bars)))
     axis = axes[0][0]
     tiles, many = len({b["tile"] for _, b in bars}) > 1, len(runs) > 1
-    for i, (run, b) in enumerate(reversed(bars)):
+    for i, (run, b) in enumerate(bars):
         left, by_name = 0.0, {p["name"]: p["ms"] or 0 for p in b["passes"]}
         by_name["everything else"] = max(b.get("traced_ms", b["step_ms"]) - sum(by_name.get(n, 0) for n in names), 0)
         for name in [*names, "everything else"]:
             axis.barh(i, by_name.get(name, 0), 0.66, left=left, color=colors[name], label=name if i == 0 else None)
             left += by_name.get(name, 0)
     axis.set_yticks(range(len(bars)), [(f"{r.name}: " if many else "") + label_of(b, tiles)
-                                       for r, b in reversed(bars)])
+                                       for r, b in bars])
+    axis.invert_yaxis()
     axis.set_xlabel("ms a step")
     axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return svg_of(plt, figure, "nodes", "Time by operation for each policy")
@@ -174,15 +175,18 @@ def plot_memory(plt, runs):
         return None
     figure, axes = begin(plt)
     axis = axes[0][0]
-    same = {}  # policies and formats that take the same share a line
-    for (name, policy, tile), points in lines.items():
-        same.setdefault((name, tuple(sorted(points.items()))), []).append((policy, tile))
-    for (name, points), cases in same.items():
-        label = "; ".join(", ".join(dict.fromkeys(part)) for part in zip(*cases))
+    same = {}  # runs, policies and formats that take the same share a line
+    for case, points in lines.items():
+        same.setdefault(tuple(sorted(points.items())), []).append(case if len(runs) > 1 else case[1:])
+    for points, cases in same.items():
         axis.plot([c for c, _ in points], [m / 2**20 for _, m in points], marker="o", markersize=4,
-                  label=f"{name}: {label}" if len(runs) > 1 else label)
+                  label="; ".join(", ".join(dict.fromkeys(part)) for part in zip(*cases)))
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
+    amounts = [m for points in same for _, m in points]
+    if max(amounts) > 8 * min(amounts):
+        axis.set_yscale("log", base=2)
+    else:
+        axis.set_ylim(bottom=0)
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axis.set_xlabel("rows a chunk")
@@ -240,6 +244,9 @@ def plot_series(plt, run):
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axis.yaxis.set_major_locator(plt.matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axis.yaxis.set_minor_formatter(lambda value, _: "")
     axis.set_xlabel(key)
     axis.set_ylabel("ms a step")
     axis.grid(alpha=0.3)
@@ -281,9 +288,11 @@ def limit_of(b):
     whole = b.get("traced_ms") or b["step_ms"]
     products = sum(p["ms"] or 0 for p in b["passes"] if p["name"] in PRODUCTS) / whole
     tiles = sum(p["ms"] or 0 for p in b["passes"] if p["name"] in PASSES) / whole
-    what = "the matrix products" if products >= 0.5 else "passes over tiles" if tiles > 1 - products - tiles else "the rest"
-    return (f"{what} limit the {b['policy']} step with {b['tile']} tiles: products {products:.0%} of it, passes over tiles "
-            f"{tiles:.0%}")
+    rest = max(1 - products - tiles, 0)
+    what = ("matrix products" if products >= max(tiles, rest) else "passes over tiles" if tiles >= rest else
+            "everything but products and tiles")
+    return (f"most of a {b['policy']} step with {b['tile']} tiles goes into {what}: products {products:.0%} of it, passes "
+            f"over tiles {tiles:.0%}, the rest {rest:.0%}")
 
 
 def summary(run):
