@@ -106,8 +106,6 @@ class TestReport(unittest.TestCase):
             self.assertEqual(done.returncode, 3, done.stderr)
             self.assertRegex(done.stderr, rf"\Aonehead: report: .*{expected}.*\n\Z")
             self.assertFalse(os.path.exists(out))
-        done = run("report")
-        self.assertEqual(done.returncode, 2)
 
     def test_an_output_that_cannot_be_written_is_told(self):
         for out in (self.path("missing/out.html"), "/dev/full"):

@@ -8,8 +8,9 @@ static const options_command plan_command = {
     .name = "plan",
     .synopsis = "[--preset NAME | --rows T --hidden H --vocab V] [OPTION]...",
     .about = "What a step of this shape would run, all its rows being supervised: nodes before\n"
-             "and after merging, projections, work, memory. Needs no device and no data: formats and\n"
-             "memory follow from what the backend says of itself, scratch of its products apart.\n"
+             "and after merging, projections, work, memory. Needs no device and no data:\n"
+             "formats and memory follow from what the backend says of itself, scratch of its\n"
+             "products apart.\n"
              "Without a shape it's the preset `cpu`, which `bench` measures.",
 };
 

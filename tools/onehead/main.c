@@ -20,7 +20,7 @@ static const command commands[] = {
     {"run", "one step on a batch: loss, gradient, accuracy, streaks, top-K", cmd_run},
     {"plan", "what a step of a given shape would run, without a device", cmd_plan},
     {"check", "policies and backends against each other and against golden values", cmd_check},
-    {"bench", "how long a step takes here, and how far that is from its matrix products", cmd_bench},
+    {"bench", "how long a step takes here, and how far it is from its products", cmd_bench},
     {"report", "measurements of `bench` as one HTML file", cmd_report},
     {"backends", "backends that can be found, and their devices", cmd_backends},
     {"conform", "whether a backend keeps the contract, entry by entry", cmd_conform},
@@ -38,9 +38,9 @@ static void print_help(void) {
     printf("\n  onehead COMMAND --help   a command's options\n"
            "  onehead --version        the version\n\n"
            "To begin with:\n"
-           "  onehead run                      a step on the built-in sample\n"
-           "  onehead plan --preset qwen3-8b   what training that model's drafter would run\n"
-           "  onehead report                   what this machine does of it, and what limits it\n\n"
+           "  onehead run                     a step on the built-in sample\n"
+           "  onehead plan --preset qwen3-8b  what training that model's drafter would run\n"
+           "  onehead report                  how fast that is here, and what limits it\n\n"
            "Exit status: 0, 1 (a check failed), 2 (usage), 3 (bad input), 4 (no such backend\n"
            "or device), 5 (output or resource failure).\n");
 }

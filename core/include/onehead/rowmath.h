@@ -613,6 +613,7 @@ typedef struct oh_row_select {
     float *factor; /* [1]: 1 / N by norm weights or count, 0 where N = 0, 1 for other norms */
 } oh_row_select;
 
+/* A row as its own entries select it. */
 typedef struct oh_selected_row {
     float mask;
     int32_t label; /* draft column or -1 */
@@ -620,10 +621,12 @@ typedef struct oh_selected_row {
     int32_t supervised, bad_mask, bad_target;
 } oh_selected_row;
 
+/* An entry of an array of i32 or i64. */
 OH_ROW int64_t oh_integer_at(const void *array, int32_t dtype, int64_t index) {
     return dtype == OH_I64 ? ((const int64_t *)array)[index] : (int64_t)((const int32_t *)array)[index];
 }
 
+/* A row's mask: u8, bool or f32; 1 without a mask. */
 OH_ROW float oh_mask_at(const void *mask, int32_t dtype, int64_t index) {
     if (!mask) return 1;
     if (dtype == OH_F32) return ((const float *)mask)[index];
@@ -708,6 +711,7 @@ OH_ROW double oh_select_merge(int k, double a, double b) {
     return oh_sum_merge(first ? OH_SUM_FIRST_NONFINITE : OH_SUM_LOSS_NUM, a, b);
 }
 
+/* 1/N from the complete sums. */
 OH_ROW void oh_select_close(const oh_row_select *s) {
     const int norm = s->objective.norm;
     const double n = norm == OH_NORM_WEIGHTS ? s->sums[OH_SELECTED_WEIGHT]
