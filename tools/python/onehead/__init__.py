@@ -12,7 +12,7 @@ from ._context import weight_changed
 from ._library import InvalidArgument, NoBackend, OneheadError, OutOfMemory, version
 from ._step import Rows
 from .functions import TopK, draft_loss, topk, weight_sum
-from .metrics import Metrics
+from .metrics import Metrics, OverflowWarning
 from .plans import Plan, plan
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "NoBackend",
     "OneheadError",
     "OutOfMemory",
+    "OverflowWarning",
     "Plan",
     "Rows",
     "TopK",

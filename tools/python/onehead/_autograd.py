@@ -50,7 +50,7 @@ class DraftLoss(torch.autograd.Function):
         produce = options.produce | gradients(*ctx.needs_input_grad[:3])
         batch = batch._replace(draft=draft.detach(), weight=weight.detach(), bias=None if bias is None else bias.detach())
         step = run_step(options, batch, produce, norm=norm, trains=ctx.needs_input_grad[1])
-        ctx.inverse_norm = None if norm is None else inverse(step.data[-1])
+        ctx.inverse_norm = None if norm is None else inverse(step.norm)
         ctx.dtypes = (draft.dtype, weight.dtype, torch.float32)
         ctx.used = False
         ctx.save_for_backward(step.draft_grad, step.head_grad, step.bias_grad)

@@ -84,9 +84,11 @@ class Plan:
     def weight_changed(self) -> None:
         self._lib.oh_plan_weight_changed(self._handle)
 
-    def sums_at(self) -> Tuple[int, int]:
-        """Device addresses of the last run's sums and of its loss, numerator and denominator (f64)."""
-        return self._lib.oh_plan_device_sums(self._handle), self._lib.oh_plan_device_loss(self._handle)
+    def sums_at(self) -> Tuple[int, int, int]:
+        """Device addresses (f64) of the last run's sums, of its loss, numerator and denominator, and of the count of rows
+        whose f16 tiles overflowed."""
+        lib, handle = self._lib, self._handle
+        return lib.oh_plan_device_sums(handle), lib.oh_plan_device_loss(handle), lib.oh_plan_device_overflow(handle)
 
     def results(self) -> S.Results:
         """Figures of the last run, after waiting for it."""

@@ -12,7 +12,7 @@ from ._autograd import gradients
 from ._batch import Batch
 from ._library import InvalidArgument
 from ._options import Options
-from ._step import inverse, run_step, sum_count
+from ._step import EXTRA, inverse, run_step, sum_count
 
 AVAILABLE = hasattr(torch.library, "custom_op")
 
@@ -75,7 +75,7 @@ if AVAILABLE:
         f32 = torch.float32
         return (
             draft.new_empty((), dtype=f32),
-            draft.new_empty(sum_count(opts) + 3, dtype=torch.float64),
+            draft.new_empty(sum_count(opts) + EXTRA, dtype=torch.float64),
             draft.new_empty(draft.shape if needs[0] else 0, dtype=getattr(torch, opts.grad_dtype) if needs[0] else f32),
             draft.new_empty(weight.shape if needs[1] else 0, dtype=f32),
             draft.new_empty(weight.shape[:1] if needs[2] else 0, dtype=f32),
@@ -93,7 +93,7 @@ if AVAILABLE:
         data, *kept = ctx.saved_tensors
         upstream = grad_loss.to(torch.float64)
         if ctx.given_norm:
-            upstream = upstream * inverse(data[-1])
+            upstream = upstream * inverse(data[-EXTRA + 2])
         factor = upstream.to(torch.float32).reshape(1)
         grads = [
             torch.mul(grad, factor).to(dtype) if need else None

@@ -17,6 +17,9 @@ from ._context import Plan, context_for
 from ._options import Options, copy_request
 
 
+# What Step.data has behind the sums: loss, numerator, denominator, rows whose f16 tiles overflowed.
+EXTRA = 4
+
 # A tensor without elements has no address, and the library wants one for everything that a plan produces.
 _NOWHERE = 256
 
@@ -37,13 +40,18 @@ class Rows(NamedTuple):
 class Step:
     """What a step leaves behind, all on the batch's device."""
 
-    data: Tensor  # f64: the sums, then loss, numerator, denominator
+    data: Tensor  # f64: the sums, then EXTRA more
     loss: Tensor  # f32 scalar
     draft_grad: Optional[Tensor] = None  # [T, H]
     head_grad: Optional[Tensor] = None  # f32 [V, H]
     bias_grad: Optional[Tensor] = None  # f32 [V]
     rows: Optional[Rows] = None
     topk: Optional[Tuple[Tensor, Tensor]] = None  # i32, f32 [T, largest K]
+
+    @property
+    def norm(self) -> Tensor:
+        """N, the denominator."""
+        return self.data[-EXTRA + 2]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -185,27 +193,29 @@ class _Figures:
         # the caches, a single one of those costs as much as all of this.
         self._plain = norm is None and device.type == "cpu"
         if self._plain:
-            self.data = torch.empty(count + 3, dtype=torch.float64)
+            self.data = torch.empty(count + EXTRA, dtype=torch.float64)
             self.loss = torch.empty((), dtype=torch.float32)
             self._data_at, self._loss_at = self.data.data_ptr(), self.loss.data_ptr()
 
     def copy(self, plan: Plan, workspace: Tensor) -> None:
         """Copies the last run's figures, and divides by a caller's own N."""
-        sums_at, loss_at = plan.sums_at()
+        sums_at, loss_at, overflow_at = plan.sums_at()
         if self._plain:
             C.memmove(self._data_at, sums_at, 8 * self._count)
             C.memmove(self._data_at + 8 * self._count, loss_at, 24)
+            C.memmove(self._data_at + 8 * self._count + 24, overflow_at, 8)
             C.c_float.from_address(self._loss_at).value = C.c_double.from_address(loss_at).value
             return
         first = (sums_at - workspace.data_ptr()) // 8
         sums = workspace.narrow(0, first, self._count)
         loss = workspace.narrow(0, first + (loss_at - sums_at) // 8, 3)
+        overflow = workspace.narrow(0, first + (overflow_at - sums_at) // 8, 1)
         if self._norm is not None:
             norm = self._norm
             n = norm.detach().to(loss).reshape(1) if isinstance(norm, Tensor) else loss.new_full((1,), norm)
             loss = torch.cat((loss[1:2] * inverse(n), loss[1:2], n))
-        self.data = torch.cat((sums, loss))
-        self.loss = self.data[-3].to(torch.float32)
+        self.data = torch.cat((sums, loss, overflow))
+        self.loss = self.data[-EXTRA].to(torch.float32)
 
 
 def inverse(n: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes as C
 import dataclasses
 import math
+import warnings
 from typing import Any, Dict, Optional
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 from . import _structs as S
 from ._library import InvalidArgument, library
 from ._options import Options, request_of
+from ._step import EXTRA as _EXTRA
 from ._step import Rows, sum_count
 
-# Behind the sums lie the loss, its numerator and its denominator.
-_EXTRA = 3
+
+class OverflowWarning(UserWarning):
+    """Logits left the range of f16 tiles."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +92,12 @@ class Metrics:
     def nonfinite_rows(self) -> Tensor:
         """Scalar: supervised rows with NaN or infinite logits or loss: left out of everything but the counts."""
         return self._fixed(S.SUM_NONFINITE)
+
+    @property
+    def overflow_rows(self) -> Tensor:
+        """Scalar: of the nonfinite_rows, those whose logits are finite and left the range of an f16 or diff tile. Such a
+        step's gradient is that of the other rows; better left out, and ``tile="f32"`` taken. ratios() warns of it."""
+        return self._data[-_EXTRA + 3]
 
     @property
     def blocks(self) -> Tensor:
@@ -223,6 +232,13 @@ class Metrics:
         """
         options, results = self.spec.options, S.Results()
         data = self._data.detach().to("cpu")
+        if data[-_EXTRA + 3] > 0:
+            warnings.warn(
+                f"onehead: f16 tiles overflowed in {int(data[-_EXTRA + 3])} rows, which were left out: the step is not "
+                'valid. Pass tile="f32".',
+                OverflowWarning,
+                stacklevel=2,
+            )
         count, address = sum_count(options), data.data_ptr()
         library().oh_results_from_sums(
             request_of(options).objective,

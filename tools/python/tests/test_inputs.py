@@ -1,5 +1,8 @@
 """Shapes, strides, dtypes: taken, or refused with words."""
 
+import math
+import warnings
+
 import pytest
 import torch
 
@@ -204,6 +207,22 @@ def test_few_plans_are_kept(batch):
     for eta in range(40):
         onehead.draft_loss(**batch, eta=float(eta))
     assert len(context.plans) <= _context.MAX_PLANS
+
+
+def test_an_f16_tile_that_overflows_says_so():
+    draft, target, weight = torch.randn(16, 4), torch.randn(16, 4), torch.randn(9, 4)
+    draft[5] = 1e5 * weight[0]
+    loss, metrics = onehead.draft_loss(draft, weight, target, tile="f16")
+    assert int(metrics.overflow_rows) == int(metrics.nonfinite_rows) == 1 and math.isfinite(loss)
+    with pytest.warns(onehead.OverflowWarning, match="1 rows"):
+        metrics.ratios()
+    for tile in ("f32", "f16"):
+        right = onehead.draft_loss(draft if tile == "f32" else target, weight, target, tile=tile)[1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert int(right.overflow_rows) == 0 and right.ratios()["nonfinite_rows"] == 0
+    with pytest.warns(onehead.OverflowWarning, match="2 rows"):
+        sum([metrics, metrics]).ratios()
 
 
 def test_a_plan_that_a_graph_replays_is_kept(batch):
