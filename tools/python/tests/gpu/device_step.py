@@ -10,6 +10,8 @@ import reference
 BLOCK, FIRST = 16, 1
 #: Half a unit in the last place, relative: what rounding to a dtype adds at most.
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+#: And what it adds to numbers below a dtype's normal ones: half of their spacing.
+SUBNORMAL = {torch.bfloat16: 0.0, torch.float16: 2.0**-25, torch.float32: 0.0}
 
 
 def batch(rows=256, hidden=192, vocab=5003, dtype=torch.bfloat16, noise=0.5, seed=0, device="cuda"):
@@ -59,11 +61,12 @@ class Exact:
         away = (z - z_y).abs().scatter(1, self.y[:, None], math.inf)
         return (z > z_y).sum(1), away.min(1).values
 
-    def grad_bound(self, rounding, logit_error=0.0):
-        """[T, H]: how far dD may be off when the gradient tile is rounded relatively by `rounding` and logits of draft and
-        target are off by at most `logit_error`, [T, 1] or a number. A probability moves by the factor exp(2 error), so
+    def grad_bound(self, rounding, logit_error=0.0, subnormal=0.0):
+        """[T, H]: how far dD may be off when the gradient tile, which has neither weights nor 1/N yet, is rounded relatively
+        by `rounding` and at least by `subnormal`, and logits of draft and target are off by at most `logit_error`, [T, 1] or
+        a number. A probability moves by the factor exp(2 error), so
         p - q by less than 2.5 (p + q) error for errors below 0.1; each column is then weighed by |W|."""
-        dz = self.logits.grad.abs() * rounding
+        dz = self.logits.grad.abs() * rounding + (self.weight / self.n)[:, None] * subnormal
         if not isinstance(logit_error, float) or logit_error:
             p, q = self.logits.detach().softmax(-1), self.target_logits.softmax(-1)
             dz = dz + (self.weight / self.n)[:, None] * 2.5 * logit_error * (p + q)

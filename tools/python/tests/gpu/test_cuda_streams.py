@@ -57,7 +57,8 @@ def test_nothing_waits(draft, rest, options):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        step(draft, rest, **options)  # the plan comes to this stream, which waits once
+        metrics = step(draft, rest, **options)[2]  # the plan comes to this stream, which waits once
+        (metrics + metrics).supervised + metrics.hits[1]  # loads kernels
     with held_back(stream), no_synchronisation():
         loss, grad, metrics = step(draft, rest, **options)
         added = metrics + metrics
@@ -86,6 +87,7 @@ def test_topk_and_weight_sum_do_not_wait():
     draft, rest = batch()
     mask = rest["loss_mask"].cuda()
     onehead.topk(draft, rest["lm_head"], 4)
+    onehead.weight_sum(mask)
     with held_back(torch.cuda.current_stream()), no_synchronisation():
         found = onehead.topk(draft, rest["lm_head"], 4)
         n = onehead.weight_sum(mask)
@@ -108,6 +110,10 @@ def test_the_current_stream_is_used():
     assert torch.equal(loss, right[0]) and torch.equal(grad, right[1])
 
 
+def context_workspace():
+    return _context.context_for(None, torch.device("cuda", 0), 0).last_plan.workspace_bytes
+
+
 def test_memory_goes_back_to_the_stream_it_came_from():
     """Ten steps under way use the workspace one after another: no more memory than one."""
     draft, rest = batch(rows=2048, hidden=256, vocab=8192)
@@ -119,7 +125,8 @@ def test_memory_goes_back_to_the_stream_it_came_from():
     with held_back(torch.cuda.current_stream()):
         for _ in range(6):
             step(draft, rest)
-    assert torch.cuda.max_memory_allocated() == one
+    # blocks are cut from segments to within 1 MiB
+    assert torch.cuda.max_memory_allocated() <= one + (3 << 20) < one + 2 * context_workspace()
 
 
 def test_threads_on_streams_of_their_own():
