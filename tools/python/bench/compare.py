@@ -8,8 +8,8 @@ unpacked and not installed. For each case: milliseconds (median of the rounds; C
 peak memory above the inputs, projections of the vocabulary where they are known, and the relative error of the draft's
 gradient against float64 on some rows. At last the package against the C call alone, on one plan.
 
-A case that fails is reported and left out. Nothing new is begun once the budget is spent. JSON in FILE; a table on
-standard output, whose last line is the JSON on one line.
+A case that fails is reported and left out; quack-kernels wants nvidia-cutlass-dsl beside it. Nothing new is begun once the
+budget is spent. A table on standard output, all of it as JSON in FILE.
 """
 
 from __future__ import annotations
@@ -271,7 +271,6 @@ def main() -> int:
     if options.out:
         with open(options.out, "w") as file:
             json.dump(found, file, indent=1)
-    print(json.dumps(found))
     return 0 if all("failed" not in case.report for case in all_cases if case.is_ours) else 1
 
 

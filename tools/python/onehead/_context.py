@@ -184,7 +184,9 @@ class Context:
             kept = sum(plan.weight_bytes for plan in self.plans.values())
             if len(self.plans) <= count and kept <= weight_bytes:
                 return
-            self.plans.pop(key).destroy()
+            plan = self.plans.pop(key)
+            plan.destroy()
+            self.last_plan = None if self.last_plan is plan else self.last_plan
 
     def workspace(self, size: int) -> Tensor:
         """At least `size` bytes (as f64 elements) at the alignment that plans count on. On a CPU one buffer serves all
