@@ -31,7 +31,7 @@ def import_seconds():
 
 
 def quartiles(values):
-    return [round(q, 4) for q in statistics.quantiles(values, n=4)]
+    return [round(q, 4) for q in statistics.quantiles(values, n=4, method="inclusive")]
 
 
 def take_turns(package, c, rounds):

@@ -192,7 +192,7 @@ def against_c(inputs: Inputs, clock: Clock, tile: Optional[str], rounds: int) ->
         package_ms=middle["package"],
         c_ms=middle["c"],
         ratio=middle["package"] / middle["c"],
-        quartiles_ms={name: statistics.quantiles(ms, n=4) for name, ms in times.items() if len(ms) > 1},
+        quartiles_ms={name: statistics.quantiles(ms, n=4, method="inclusive") for name, ms in times.items() if len(ms) > 1},
         same_gradient=same,
     )
 
