@@ -2,6 +2,7 @@ import os
 import pathlib
 import sys
 
+import pytest
 import torch
 
 TESTS = pathlib.Path(__file__).resolve().parent
@@ -13,3 +14,12 @@ if "ONEHEAD_INSTALLED" not in os.environ:  # else: the installed package is what
     sys.path.insert(0, str(PACKAGE))
 
 torch.set_num_threads(2)
+
+
+def pytest_collection_modifyitems(items):
+    """tests/gpu is skipped where there is no device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if TESTS / "gpu" in pathlib.Path(str(item.fspath)).parents:
+            item.add_marker(pytest.mark.skip(reason="PyTorch sees no CUDA device"))
