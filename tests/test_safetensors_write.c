@@ -347,6 +347,56 @@ static void test_rename_that_fails_leaves_nothing(void **state) {
     assert_int_equal(rmdir(inner), 0); /* empty: no temporary file is left */
 }
 
+/* Opens and writes NAME, with the text that it shall hold. */
+static atomic_file *open_written(const char *name) {
+    atomic_file *file;
+    oh_error error;
+    assert_int_equal(atomic_file_open(&file, in_folder(name), &error), OH_OK);
+    assert_int_equal(atomic_file_write(file, "new", 3, &error), OH_OK);
+    return file;
+}
+
+static void test_files_committed_together_appear_together(void **state) {
+    (void)state;
+    put(in_folder("replaced"), "old");
+    atomic_file *const files[] = {open_written("replaced"), NULL, open_written("made")};
+    assert_int_equal(atomic_file_commit_all(files, 3, NULL), OH_OK);
+    assert_holds(in_folder("replaced"), "new");
+    assert_holds(in_folder("made"), "new");
+    assert_int_equal(entries(), 2);
+    unlink(in_folder("replaced"));
+    unlink(in_folder("made"));
+}
+
+static void test_a_file_that_fails_takes_back_those_before_it(void **state) {
+    (void)state;
+    oh_error error;
+    put(in_folder("replaced"), "old");
+    atomic_file *const files[] = {open_written("replaced"), open_written("made"), open_written("folder"),
+                                  open_written("after")};
+    assert_int_equal(mkdir(in_folder("folder"), 0700), 0); /* what a rename can't replace */
+    assert_int_equal(atomic_file_commit_all(files, 4, &error), OH_IO);
+    assert_says(&error, OH_IO, "folder: can't rename the temporary file over it: Is a directory");
+    assert_holds(in_folder("replaced"), "old");
+    assert_int_equal(entries(), 2); /* it and the folder: nothing made, no temporary file */
+    assert_int_equal(rmdir(in_folder("folder")), 0);
+
+    /* One that can't be flushed is found before the first gets its name. */
+    uid_t user;
+    if (begin_full_device(&user)) {
+        atomic_file *full;
+        const oh_status opened = atomic_file_open(&full, "/dev/full", &error);
+        assert_int_equal(seteuid(user), 0);
+        assert_int_equal(opened, OH_OK);
+        assert_int_equal(atomic_file_write(full, "x", 1, NULL), OH_IO);
+        atomic_file *const more[] = {open_written("replaced"), full};
+        assert_int_equal(atomic_file_commit_all(more, 2, &error), OH_IO);
+        assert_holds(in_folder("replaced"), "old");
+        assert_int_equal(entries(), 1);
+    }
+    unlink(in_folder("replaced"));
+}
+
 static void test_mode_honours_the_umask(void **state) {
     (void)state;
     static const mode_t masks[] = {022, 077, 002, 0};
@@ -581,6 +631,8 @@ int main(void) {
         cmocka_unit_test(test_impossible_destinations_are_reported),
         cmocka_unit_test(test_read_only_folder_is_reported),
         cmocka_unit_test(test_rename_that_fails_leaves_nothing),
+        cmocka_unit_test(test_files_committed_together_appear_together),
+        cmocka_unit_test(test_a_file_that_fails_takes_back_those_before_it),
         cmocka_unit_test(test_mode_honours_the_umask),
         cmocka_unit_test(test_link_keeps_pointing_to_the_new_file),
         cmocka_unit_test(test_fifo_is_written_straight),

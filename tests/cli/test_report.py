@@ -1,11 +1,15 @@
 """`report`: one HTML file that needs nothing else."""
 
+import functools
 import json
 import os
 import re
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree
 
@@ -108,10 +112,30 @@ class TestReport(unittest.TestCase):
             self.assertFalse(os.path.exists(out))
 
     def test_an_output_that_cannot_be_written_is_told(self):
-        for out in (self.path("missing/out.html"), "/dev/full"):
+        for out in (self.path("missing/out.html"), "/dev/full", "/proc/out.html", os.path.join(self.bench, "out.html")):
             done = run("report", self.bench, "--out", out)
             self.assertEqual(done.returncode, 5, done.stderr)
             self.assertEqual(done.stderr.count("\n"), 1)
+            self.assertIn(out, done.stderr)
+
+    def test_what_stops_it_leaves_the_old_file(self):
+        out = self.path("old.html")
+        with open(out, "w") as file:
+            file.write("old")
+        before = sorted(os.listdir(self.folder.name))
+        limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4000, 4000))
+        done = run("report", self.bench, "--out", out, preexec_fn=limit)
+        self.assertEqual(done.returncode, 5, done.stderr)
+        for number, delay in ((signal.SIGINT, 0.5), (signal.SIGTERM, 0.1)):
+            with subprocess.Popen([ONEHEAD, "report", self.bench, "--out", out], stderr=subprocess.PIPE) as process:
+                time.sleep(delay)
+                process.send_signal(number)
+                process.wait(60)
+            # Before the script has its handlers it is the interpreter that ends, in a way of its own.
+            self.assertNotEqual(process.returncode, 0)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), before)
+        with open(out) as file:
+            self.assertEqual(file.read(), "old")
 
 
 if __name__ == "__main__":

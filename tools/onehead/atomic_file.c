@@ -1,4 +1,4 @@
-#define _XOPEN_SOURCE 700
+#define _GNU_SOURCE /* renameat2 */
 
 #include "atomic_file.h"
 
@@ -33,11 +33,19 @@ typedef struct temporary_slot {
 
 static temporary_slot slots[ATOMIC_FILE_LIMIT];
 
+typedef enum file_name {
+    NAMED_NOT,
+    NAMED_NEW,       /* the target wasn't there */
+    NAMED_REPLACED,  /* the old target is gone */
+    NAMED_EXCHANGED, /* the old target has the temporary file's name */
+} file_name;
+
 struct atomic_file {
     char *path;           /* as given */
     char *target;         /* what the rename replaces */
     temporary_slot *slot; /* NULL: written straight */
     int fd;
+    file_name named;
     bool failed;
 };
 
@@ -141,6 +149,7 @@ static void free_file(atomic_file *file) {
 
 static oh_status open_into(atomic_file *file, oh_error *error) {
     file->target = resolve_target(file->path);
+    const int reason = errno;
     struct stat info;
     const bool exists =
         stat(file->path, &info) == 0; /* of the path as given: a pipe behind /dev/stdout has no real one */
@@ -153,8 +162,8 @@ static oh_status open_into(atomic_file *file, oh_error *error) {
         return error_line(error, OH_IO, file->path, "can't open: %s", strerror(errno));
     }
     if (file->target == NULL) {
-        file->target = resolve_target(file->path); /* once more for errno, which stat has changed */
-        if (file->target == NULL) return error_line(error, OH_IO, file->path, "can't create: %s", strerror(errno));
+        return error_line(error, reason == ENOMEM ? OH_OUT_OF_MEMORY : OH_IO, file->path, "can't create: %s",
+                          strerror(reason));
     }
     return open_temporary(file, error);
 }
@@ -194,7 +203,8 @@ oh_status atomic_file_write(atomic_file *file, const void *bytes, size_t size, o
     return OH_OK;
 }
 
-oh_status atomic_file_commit(atomic_file *file, oh_error *error) {
+/* Everything that can fail before the file gets its name. */
+static oh_status flush(atomic_file *file, oh_error *error) {
     oh_status status = OH_OK;
     if (file->failed) {
         status = error_line(error, OH_IO, file->path, "not written: an earlier write failed");
@@ -207,22 +217,76 @@ oh_status atomic_file_commit(atomic_file *file, oh_error *error) {
     if (status == OH_OK && closed != 0 && errno != EINTR) {
         status = error_line(error, OH_IO, file->path, "can't close: %s", strerror(errno));
     }
-    if (status == OH_OK && file->slot != NULL && rename(file->slot->path, file->target) != 0) {
-        status = error_line(error, OH_IO, file->path, "can't rename the temporary file over it: %s", strerror(errno));
-    }
-    if (status == OH_OK && file->slot != NULL) {
-        free_slot(file->slot);
-        file->slot = NULL;
-    }
-    atomic_file_discard(file);
     return status;
+}
+
+/* The state before give_name, as far as the old file is still there. */
+static void take_back(atomic_file *file) {
+    const char *const temporary = file->slot != NULL ? file->slot->path : NULL;
+    if (file->named == NAMED_EXCHANGED && renameat2(AT_FDCWD, temporary, AT_FDCWD, file->target, RENAME_EXCHANGE) == 0)
+        file->named = NAMED_NOT;
+    if (file->named == NAMED_NEW && rename(file->target, temporary) == 0) file->named = NAMED_NOT;
+}
+
+static bool is_folder(const char *path) {
+    struct stat info;
+    return lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+/* With `kept` the old file gets the temporary file's name, from where take_back fetches it. 0, or -1 with errno. */
+static int give_name(atomic_file *file, bool kept) {
+    const char *const temporary = file->slot->path;
+    if (kept && renameat2(AT_FDCWD, temporary, AT_FDCWD, file->target, RENAME_EXCHANGE) == 0) {
+        file->named = NAMED_EXCHANGED;
+        if (!is_folder(temporary)) return 0; /* which rename would have refused to replace */
+        take_back(file);
+        errno = EISDIR;
+        return -1;
+    }
+    if (kept && renameat2(AT_FDCWD, temporary, AT_FDCWD, file->target, RENAME_NOREPLACE) == 0) {
+        file->named = NAMED_NEW;
+        return 0;
+    }
+    if (rename(temporary, file->target) != 0) return -1;
+    file->named = NAMED_REPLACED;
+    return 0;
+}
+
+static oh_status give_names(atomic_file *const *files, int count, oh_error *error) {
+    int renames = 0;
+    for (int i = 0; i < count; i++)
+        renames += files[i] != NULL && files[i]->slot != NULL;
+    for (int i = 0; i < count; i++) {
+        if (files[i] == NULL || files[i]->slot == NULL || give_name(files[i], renames > 1) == 0) continue;
+        const oh_status status =
+            error_line(error, OH_IO, files[i]->path, "can't rename the temporary file over it: %s", strerror(errno));
+        for (int k = 0; k < i; k++)
+            if (files[k] != NULL) take_back(files[k]);
+        return status;
+    }
+    return OH_OK;
+}
+
+oh_status atomic_file_commit_all(atomic_file *const *files, int count, oh_error *error) {
+    oh_status status = OH_OK;
+    for (int i = 0; i < count && status == OH_OK; i++)
+        if (files[i] != NULL) status = flush(files[i], error);
+    if (status == OH_OK) status = give_names(files, count, error);
+    for (int i = 0; i < count; i++)
+        atomic_file_discard(files[i]);
+    return status;
+}
+
+oh_status atomic_file_commit(atomic_file *file, oh_error *error) {
+    return atomic_file_commit_all(&file, 1, error);
 }
 
 void atomic_file_discard(atomic_file *file) {
     if (file == NULL) return;
     if (file->fd >= 0) close(file->fd);
     if (file->slot != NULL) {
-        unlink(file->slot->path);
+        /* The temporary file, or the old one that it has changed names with. */
+        if (file->named == NAMED_NOT || file->named == NAMED_EXCHANGED) unlink(file->slot->path);
         free_slot(file->slot);
     }
     free_file(file);

@@ -33,6 +33,15 @@ oh_status atomic_file_write(atomic_file *file, const void *bytes, size_t size, o
 /* Flushes to disk, closes, renames. Frees the file, also on failure, and then removes what was written. */
 oh_status atomic_file_commit(atomic_file *file, oh_error *error);
 
+/* Commits several files that belong together: all appear, or none does and the old ones are there again. NULL entries
+ * are skipped. Every file is flushed and closed before the first gets its name; where a name can't be given, those given
+ * before are taken back. Frees all of them, also on failure.
+ *
+ * Two things it can't do: on a file system that doesn't exchange names (NFS, say) a file that replaced another one
+ * stays, whole, where a later one fails; and a process that is killed between two renames leaves new files beside old
+ * ones, each whole. */
+oh_status atomic_file_commit_all(atomic_file *const *files, int count, oh_error *error);
+
 /* Removes the temporary file and frees. NULL is fine. */
 void atomic_file_discard(atomic_file *file);
 

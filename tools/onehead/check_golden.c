@@ -17,10 +17,10 @@ static const char *base_name(const char *path) {
 static oh_status load(golden_values *golden, const char *path, oh_error *error) {
     json_error_t said;
     if (path != NULL) {
-        golden->root = json_load_file(path, JSON_REJECT_DUPLICATES, &said);
+        golden->root = json_parse_file(path, JSON_REJECT_DUPLICATES, &said);
     } else {
         const size_t size = (size_t)((uintptr_t)onehead_sample_answers_end - (uintptr_t)onehead_sample_answers_begin);
-        golden->root = json_loadb(onehead_sample_answers_begin, size, JSON_REJECT_DUPLICATES, &said);
+        golden->root = json_parse(onehead_sample_answers_begin, size, JSON_REJECT_DUPLICATES, &said);
     }
     if (golden->root != NULL) return OH_OK;
     const char *const name = path != NULL ? path : "the built-in values";

@@ -9,7 +9,7 @@
 
 #include <onehead/status.h>
 
-#include <jansson.h>
+#include "json_text.h"
 
 typedef struct golden_values {
     json_t *root;

@@ -3,11 +3,11 @@
 #include "checkpoint.h"
 
 #include "error_line.h"
+#include "json_text.h"
 #include "mapped_file.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -181,8 +181,10 @@ static oh_status load_index(json_t **index, const char *path, oh_error *error) {
         status =
             error_line(error, OH_BAD_DATA, path, "%zu bytes, expected an index of at most %d", file.size, INDEX_LIMIT);
     } else {
-        *index = json_loadb(file.bytes, file.size, JSON_REJECT_DUPLICATES, &parse);
-        if (*index == NULL) {
+        *index = json_parse(file.bytes, file.size, JSON_REJECT_DUPLICATES, &parse);
+        if (*index == NULL && json_error_code(&parse) == json_error_out_of_memory) {
+            status = error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
+        } else if (*index == NULL) {
             status = error_line(error, OH_BAD_DATA, path, "isn't valid JSON at line %d: %s", parse.line, parse.text);
         }
     }

@@ -1,9 +1,8 @@
 #include "chrome_trace.h"
 
-#include "atomic_file.h"
 #include "error_line.h"
+#include "json_text.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,7 +94,8 @@ void chrome_trace_spans(chrome_trace *trace, const char *lane, const span_log *l
     }
 }
 
-oh_status chrome_trace_finish(chrome_trace *trace, oh_error *error) {
+oh_status chrome_trace_end(chrome_trace *trace, atomic_file **file, oh_error *error) {
+    *file = NULL;
     if (trace == NULL) return OH_OK;
     const char *const path = atomic_file_path(trace->file);
     json_t *const root = trace->events == NULL
@@ -103,17 +103,16 @@ oh_status chrome_trace_finish(chrome_trace *trace, oh_error *error) {
                              : json_pack("{s:s, s:{s:s, s:I, s:O}, s:O}", "displayTimeUnit", "ms", "otherData",
                                          "version", oh_version(), "tile_reads", (json_int_t)trace->tile_reads,
                                          "device_clock", trace->clocks, "traceEvents", trace->events);
-    char *const text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    char *const text = root == NULL ? NULL : json_text(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
     json_decref(root);
     oh_status status = OH_OK;
-    if (text == NULL) {
+    if (text == NULL)
         status = error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
-    } else {
+    else
         status = atomic_file_write(trace->file, text, strlen(text), error);
-        if (status == OH_OK) {
-            status = atomic_file_commit(trace->file, error);
-            trace->file = NULL;
-        }
+    if (status == OH_OK) {
+        *file = trace->file;
+        trace->file = NULL;
     }
     free(text);
     chrome_trace_discard(trace);

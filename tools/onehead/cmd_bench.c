@@ -79,32 +79,42 @@ static oh_status make_setup(options *o, bench_setup *setup, oh_error *error) {
 
 /* ------------------------------------------------------------------------------------------------------- output ---- */
 
-static oh_status write_json(const bench_report *report, const char *path, oh_error *error) {
+/* Opened before anything is measured, so that a name that can't be written is told at once; they appear together. */
+typedef struct bench_files {
+    atomic_file *out;
+    chrome_trace *trace;
+} bench_files;
+
+static oh_status open_files(bench_files *files, const options *o, oh_error *error) {
+    oh_status status = OH_OK;
+    if (o->trace_file != NULL) status = chrome_trace_open(&files->trace, o->trace_file, error);
+    if (status == OH_OK && o->out_file != NULL) status = atomic_file_open(&files->out, o->out_file, error);
+    return status;
+}
+
+static void discard_files(bench_files *files) {
+    chrome_trace_discard(files->trace);
+    atomic_file_discard(files->out);
+}
+
+static oh_status write_json(atomic_file *file, const bench_report *report, oh_error *error) {
+    if (file == NULL) return OH_OK;
     json_t *const root = bench_report_json(report);
-    char *const text = root == NULL ? NULL : json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    char *const text = root == NULL ? NULL : json_text(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(root);
-    if (text == NULL) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
-    atomic_file *file = NULL;
-    oh_status status = atomic_file_open(&file, path, error);
-    if (status == OH_OK) {
-        status = atomic_file_write(file, text, strlen(text), error);
-        if (status == OH_OK)
-            status = atomic_file_commit(file, error);
-        else
-            atomic_file_discard(file);
-    }
+    if (text == NULL) return error_line(error, OH_OUT_OF_MEMORY, atomic_file_path(file), "out of memory");
+    const oh_status status = atomic_file_write(file, text, strlen(text), error);
     free(text);
     return status;
 }
 
 static oh_status print_report(const bench_report *report, oh_error *error) {
-    const options *const o = report->setup->options;
-    oh_status status = OH_OK;
-    if (o->out_file != NULL) status = write_json(report, o->out_file, error);
-    if (status != OH_OK) return status;
-    if (o->json) return json_print(bench_report_json(report), error);
+    if (report->setup->options->json) {
+        const oh_status status = json_print(bench_report_json(report), error);
+        return status == OH_OK ? command_flush(error) : status;
+    }
     bench_report_print(report);
-    return OH_OK;
+    return command_flush(error);
 }
 
 /* Where nothing could be measured, the reason of the last case is the command's. */
@@ -126,12 +136,33 @@ static void trace_logs(chrome_trace *trace, const bench_output *output) {
     }
 }
 
-static oh_status bench(options *o, const char *executable, bench_output *output, chrome_trace **trace,
-                       oh_error *error) {
+static oh_status end_trace(bench_files *files, atomic_file **file, oh_error *error) {
+    chrome_trace *const trace = files->trace;
+    files->trace = NULL; /* freed, whatever comes of it */
+    return chrome_trace_end(trace, file, error);
+}
+
+/* The files appear when everything is written and printed, or not at all. */
+static oh_status put_out(bench_files *files, const bench_report *report, oh_error *error) {
+    atomic_file *outputs[2] = {NULL, NULL};
+    trace_logs(files->trace, report->output);
+    oh_status status = end_trace(files, &outputs[1], error);
+    if (status == OH_OK) status = write_json(files->out, report, error);
+    if (status == OH_OK) status = print_report(report, error);
+    if (status != OH_OK) {
+        atomic_file_discard(outputs[1]);
+        return status;
+    }
+    outputs[0] = files->out;
+    files->out = NULL;
+    return atomic_file_commit_all(outputs, 2, error);
+}
+
+static oh_status bench(options *o, const char *executable, bench_output *output, bench_files *files, oh_error *error) {
     bench_setup setup;
     machine_facts before, after;
     oh_status status = make_setup(o, &setup, error);
-    if (status == OH_OK && o->trace_file != NULL) status = chrome_trace_open(trace, o->trace_file, error);
+    if (status == OH_OK) status = open_files(files, o, error);
     if (status != OH_OK) return status;
     machine_read(&before);
     status = bench_series(output, &setup, o->series, error);
@@ -148,10 +179,7 @@ static oh_status bench(options *o, const char *executable, bench_output *output,
                            .peak_memory = machine_peak_memory()};
     if (output->device.threads > 0) report.copy_rate = machine_copy_rate(output->device.threads);
     progress_show(NULL);
-    status = print_report(&report, error);
-    if (status == OH_OK) status = command_flush(error);
-    trace_logs(*trace, output);
-    return status;
+    return put_out(files, &report, error);
 }
 
 int cmd_bench(int argc, char **argv) {
@@ -159,13 +187,10 @@ int cmd_bench(int argc, char **argv) {
     int code = EXIT_OK;
     if (!options_begin(&o, &bench_command, argc, argv, &code)) return code;
     bench_output output = {.results = NULL};
-    chrome_trace *trace = NULL;
+    bench_files files = {NULL, NULL};
     oh_error error;
-    oh_status status = bench(&o, "onehead", &output, &trace, &error);
-    if (status == OH_OK)
-        status = chrome_trace_finish(trace, &error);
-    else
-        chrome_trace_discard(trace);
+    const oh_status status = bench(&o, "onehead", &output, &files, &error);
+    discard_files(&files);
     bench_output_close(&output);
     return status == OH_OK ? EXIT_OK : command_fail(bench_command.name, &error);
 }

@@ -64,6 +64,21 @@ static void look_at_larger_chunk(plan_report *report) {
     oh_plan_destroy(plan);
 }
 
+/* The graph's file appears when the plan is printed, or not at all. */
+static oh_status print(const plan_report *report, const options *o, oh_error *error) {
+    atomic_file *dot = NULL;
+    oh_status status = OH_OK;
+    if (o->dot_file != NULL) status = plan_report_dot(report, o->dot_file, &dot, error);
+    if (status == OH_OK && o->json)
+        status = json_print(plan_report_json(report), error);
+    else if (status == OH_OK)
+        plan_report_print(report);
+    if (status == OH_OK) status = command_flush(error);
+    if (status == OH_OK && dot != NULL) return atomic_file_commit(dot, error);
+    atomic_file_discard(dot);
+    return status;
+}
+
 static oh_status describe(options *o, oh_error *error) {
     oh_request request;
     plan_report report = {.request = &request};
@@ -82,11 +97,7 @@ static oh_status describe(options *o, oh_error *error) {
     report.chunk_of_preset = !chunk_given && request.chunk != 0;
     compare_policies(&report);
     look_at_larger_chunk(&report);
-    if (o->dot_file != NULL) status = plan_report_dot(&report, o->dot_file, error);
-    if (status == OH_OK && o->json)
-        status = json_print(plan_report_json(&report), error);
-    else if (status == OH_OK)
-        plan_report_print(&report);
+    status = print(&report, o, error);
     oh_plan_destroy(plan);
     return status;
 }

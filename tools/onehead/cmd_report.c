@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define PYTHON "/usr/bin/python3"
@@ -46,19 +45,6 @@ static oh_status find_script(char *path, size_t size, oh_error *error) {
     return error_line(error, OH_IO, path, "can't read: %s", strerror(errno));
 }
 
-/* Waits for the child: its exit code, which is one of ours. */
-static int outcome(pid_t child, oh_error *error) {
-    int state;
-    while (waitpid(child, &state, 0) < 0) {
-        if (errno == EINTR) continue;
-        error_line(error, OH_IO, PYTHON, "can't wait for it: %s", strerror(errno));
-        return command_fail(report_command.name, error);
-    }
-    if (WIFEXITED(state)) return WEXITSTATUS(state);
-    error_line(error, OH_IO, PYTHON, "ended by signal %d", WTERMSIG(state));
-    return command_fail(report_command.name, error);
-}
-
 /* Runs `bench` with what it was given of bench's options. */
 static int measure(const options *o, oh_error *error) {
     char *arguments[12] = {"bench", "--out", MEASURED};
@@ -76,33 +62,25 @@ static int measure(const options *o, oh_error *error) {
     return command_flush(error) == OH_OK ? EXIT_OK : command_fail(report_command.name, error);
 }
 
-static int draw(const char *script, const options *o, oh_error *error) {
-    const char *const out = o->out_file != NULL ? o->out_file : DRAWN;
+/* Becomes the script, which then gets the signals itself; returns only where it can't. */
+static oh_status draw(const char *script, const options *o, oh_error *error) {
     const char **const arguments = calloc((size_t)o->input_count + 8, sizeof *arguments);
-    if (arguments == NULL) {
-        error_line(error, OH_OUT_OF_MEMORY, "arguments", "out of memory");
-        return command_fail(report_command.name, error);
-    }
+    if (arguments == NULL) return error_line(error, OH_OUT_OF_MEMORY, "arguments", "out of memory");
     int count = 0;
     arguments[count++] = PYTHON;
     arguments[count++] = "-I"; /* neither the working directory nor the user's PYTHON variables decide what runs */
     arguments[count++] = "-B";
     arguments[count++] = script;
-    arguments[count++] = out;
+    if (o->out_file == NULL) arguments[count++] = "--print-name";
+    arguments[count++] = o->out_file != NULL ? o->out_file : DRAWN;
     for (int i = 0; i < o->input_count; i++)
         arguments[count++] = o->inputs[i];
     if (o->input_count == 0) arguments[count++] = MEASURED;
-    const pid_t child = fork();
-    if (child == 0) {
-        execv(PYTHON, (char *const *)(uintptr_t)arguments);
-        const char *const reason = strerror(errno);
-        error_line(error, OH_IO, PYTHON, "can't start: %s, expected Debian's python3 with python3-matplotlib", reason);
-        _exit(command_fail(report_command.name, error));
-    }
+    execv(PYTHON, (char *const *)(uintptr_t)arguments);
+    const char *const reason = strerror(errno);
     free(arguments);
-    if (child > 0) return outcome(child, error);
-    error_line(error, OH_IO, PYTHON, "can't start: %s", strerror(errno));
-    return command_fail(report_command.name, error);
+    return error_line(error, OH_IO, PYTHON, "can't start: %s, expected Debian's python3 with python3-matplotlib",
+                      reason);
 }
 
 int cmd_report(int argc, char **argv) {
@@ -114,7 +92,6 @@ int cmd_report(int argc, char **argv) {
     if (find_script(script, sizeof script, &error) != OH_OK) return command_fail(report_command.name, &error);
     if (o.input_count == 0) code = measure(&o, &error);
     if (code != EXIT_OK) return code;
-    code = draw(script, &o, &error);
-    if (code == EXIT_OK && o.out_file == NULL) printf("%s\n", DRAWN);
-    return code;
+    (void)draw(script, &o, &error);
+    return command_fail(report_command.name, &error);
 }

@@ -50,7 +50,24 @@ static oh_status print_results(const run_state *r, oh_error *error) {
     return status == OH_OK ? command_flush(error) : status;
 }
 
-/* The files get their names after the results were printed: when either fails, neither is left. */
+/* The files get their names when everything is written and the results are printed: where any of that fails, none of
+ * them appears. */
+static oh_status commit_outputs(run_state *r, oh_error *error) {
+    atomic_file *outputs[RUN_FILES_MOST + 1] = {NULL};
+    chrome_trace *const trace = r->trace;
+    r->trace = NULL; /* freed, whatever comes of it */
+    oh_status status = chrome_trace_end(trace, &outputs[RUN_FILES_MOST], error);
+    if (status == OH_OK) status = run_files_end(&r->files, outputs, error);
+    if (status == OH_OK) {
+        progress_show(NULL);
+        status = print_results(r, error);
+    }
+    if (status == OH_OK) return atomic_file_commit_all(outputs, RUN_FILES_MOST + 1, error);
+    for (int i = 0; i <= RUN_FILES_MOST; i++)
+        atomic_file_discard(outputs[i]);
+    return status;
+}
+
 static oh_status run_step(run_state *r, oh_error *error) {
     const double start = step_clock();
     progress_show("reading");
@@ -86,13 +103,7 @@ static oh_status run_step(run_state *r, oh_error *error) {
     r->seconds.write = step_clock() - ran;
     r->seconds.total = step_clock() - start;
 
-    progress_show(NULL);
-    status = print_results(r, error);
-    if (status == OH_OK) status = run_files_finish(&r->files, error);
-    if (status != OH_OK) return status;
-    chrome_trace *const trace = r->trace;
-    r->trace = NULL; /* freed, whatever comes of it */
-    return chrome_trace_finish(trace, error);
+    return commit_outputs(r, error);
 }
 
 int cmd_run(int argc, char **argv) {

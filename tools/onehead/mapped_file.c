@@ -47,7 +47,8 @@ oh_status mapped_file_open(mapped_file *file, const char *path, oh_error *error)
     }
     void *const bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (bytes == MAP_FAILED) {
-        status = error_line(error, OH_IO, path, "can't map %jd bytes: %s", (intmax_t)info.st_size, strerror(errno));
+        status = error_line(error, errno == ENOMEM ? OH_OUT_OF_MEMORY : OH_IO, path, "can't map %jd bytes: %s",
+                            (intmax_t)info.st_size, strerror(errno));
         goto done;
     }
     file->bytes = bytes;

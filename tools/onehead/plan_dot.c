@@ -1,4 +1,3 @@
-#include "atomic_file.h"
 #include "error_line.h"
 #include "format.h"
 #include "plan_report.h"
@@ -141,24 +140,21 @@ static void draw_graphs(FILE *out, const oh_plan *plan) {
     fprintf(out, "  }\n}\n");
 }
 
-oh_status plan_report_dot(const plan_report *report, const char *path, oh_error *error) {
+oh_status plan_report_dot(const plan_report *report, const char *path, atomic_file **file, oh_error *error) {
+    *file = NULL;
     char *text = NULL;
     size_t size = 0;
     FILE *const out = open_memstream(&text, &size);
     if (out == NULL) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
     draw_graphs(out, report->plan);
     const int failed = ferror(out);
-    atomic_file *file = NULL;
     oh_status status = OH_OK;
     if (fclose(out) != 0 || failed) status = error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
-    if (status == OH_OK) status = atomic_file_open(&file, path, error);
-    if (status == OH_OK) {
-        status = atomic_file_write(file, text, size, error);
-        if (status == OH_OK)
-            status = atomic_file_commit(file, error);
-        else
-            atomic_file_discard(file);
-    }
+    if (status == OH_OK) status = atomic_file_open(file, path, error);
+    if (status == OH_OK) status = atomic_file_write(*file, text, size, error);
     free(text);
+    if (status == OH_OK) return OH_OK;
+    atomic_file_discard(*file);
+    *file = NULL;
     return status;
 }

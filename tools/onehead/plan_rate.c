@@ -1,11 +1,11 @@
 #include "plan_rate.h"
 
 #include "error_line.h"
+#include "json_text.h"
 #include "numbers.h"
 #include "run_report.h"
 #include "samples.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,9 @@ static oh_status policy_ratio(const json_t *benchmarks, int32_t policy, double *
 
 static oh_status read_file(plan_rate *rate, const char *path, oh_error *error) {
     json_error_t why;
-    json_t *const root = json_load_file(path, 0, &why);
+    json_t *const root = json_parse_file(path, 0, &why);
+    if (root == NULL && json_error_code(&why) == json_error_out_of_memory)
+        return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
     if (root == NULL) {
         return error_line(error, OH_INVALID_ARGUMENT, "--rate",
                           "'%.100s', expected GFLOP/s, a number over 0, or a JSON file of 'onehead bench': %.100s",

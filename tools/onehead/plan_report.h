@@ -2,6 +2,7 @@
 #ifndef ONEHEAD_TOOL_PLAN_REPORT_H
 #define ONEHEAD_TOOL_PLAN_REPORT_H
 
+#include "atomic_file.h"
 #include "json_text.h"
 #include "options.h"
 #include "plan_rate.h"
@@ -31,7 +32,8 @@ json_t *plan_report_json(const plan_report *report);
 
 void plan_report_print(const plan_report *report);
 
-/* Writes the graph before and after merging as a Graphviz file, whole or not at all. */
-oh_status plan_report_dot(const plan_report *report, const char *path, oh_error *error);
+/* Writes the graph before and after merging as a Graphviz file, which is then the caller's to commit. On failure *file
+ * is NULL. */
+oh_status plan_report_dot(const plan_report *report, const char *path, atomic_file **file, oh_error *error);
 
 #endif

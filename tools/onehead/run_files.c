@@ -77,16 +77,22 @@ oh_status run_files_write(run_files *files, const step_result *r, oh_error *erro
     return status;
 }
 
-static oh_status finish(st_writer **writer, oh_error *error) {
+static oh_status end(st_writer **writer, atomic_file **file, oh_error *error) {
+    *file = NULL;
     if (*writer == NULL) return OH_OK;
-    st_writer *const finished = *writer;
+    st_writer *const ended = *writer;
     *writer = NULL; /* freed, whatever comes of it */
-    return st_writer_finish(finished, error);
+    return st_writer_end(ended, file, error);
 }
 
-oh_status run_files_finish(run_files *files, oh_error *error) {
-    const oh_status status = finish(&files->grad, error);
-    return status == OH_OK ? finish(&files->rows, error) : status;
+oh_status run_files_end(run_files *files, atomic_file *ended[RUN_FILES_MOST], oh_error *error) {
+    ended[1] = NULL;
+    oh_status status = end(&files->grad, &ended[0], error);
+    if (status == OH_OK) status = end(&files->rows, &ended[1], error);
+    if (status == OH_OK) return OH_OK;
+    atomic_file_discard(ended[0]);
+    ended[0] = NULL;
+    return status;
 }
 
 void run_files_discard(run_files *files) {

@@ -123,7 +123,7 @@ oh_status run_sums_save(const run_sums *s, const char *path, const options *o, c
         (json_int_t)s->projections_draft, "projections_target", (json_int_t)s->projections_target, "gemms",
         (json_int_t)s->gemms, "tile_reads", (json_int_t)s->tile_reads, "has_target", s->has_target, "seconds",
         s->seconds, "sums", numbers(s->sums, s->count));
-    char *const text = root == NULL ? NULL : json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
+    char *const text = root == NULL ? NULL : json_text(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
     json_decref(root);
     if (text == NULL) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory, or a name that isn't UTF-8");
     atomic_file *file = NULL;
@@ -189,15 +189,19 @@ static bool read_done(const json_t *root, run_sums *s) {
 oh_status run_sums_load(run_sums *s, const char *path, const options *o, const batch_list *list, oh_error *error) {
     if (access(path, F_OK) != 0 && errno == ENOENT) return OH_OK;
     json_error_t why;
-    json_t *const root = json_load_file(path, 0, &why);
+    json_t *const root = json_parse_file(path, 0, &why);
+    if (root == NULL && json_error_code(&why) == json_error_out_of_memory)
+        return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
     if (root == NULL) return error_line(error, OH_BAD_DATA, path, "can't read it as JSON: %.100s", why.text);
     oh_status status = OH_OK;
     if (json_object_get(root, "settings") == NULL || json_object_get(root, "files") == NULL)
         status = error_line(error, OH_BAD_DATA, path, "expected a file that 'onehead run --resume' wrote");
     if (status == OH_OK) status = check_same(root, path, o, list, error);
+    json_forget();
     if (status == OH_OK && (!read_done(root, s) || s->batches > list->count))
-        status = error_line(error, OH_BAD_DATA, path, "its sums are damaged, expected those of %" PRId64 " figures",
-                            s->count);
+        status = json_ran_out() ? error_line(error, OH_OUT_OF_MEMORY, path, "out of memory")
+                                : error_line(error, OH_BAD_DATA, path,
+                                             "its sums are damaged, expected those of %" PRId64 " figures", s->count);
     json_decref(root);
     return status;
 }

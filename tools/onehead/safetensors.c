@@ -3,10 +3,10 @@
 #include "safetensors.h"
 
 #include "error_line.h"
+#include "json_text.h"
 #include "mapped_file.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -100,7 +100,7 @@ static oh_status read_header(st_file *file, const unsigned char *bytes, size_t s
                           (unsigned)bytes[LENGTH_BYTES]);
     }
     json_error_t parse;
-    file->header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &parse);
+    file->header = json_parse(text, (size_t)length, JSON_REJECT_DUPLICATES, &parse);
     if (file->header == NULL) {
         if (json_error_code(&parse) == json_error_out_of_memory) {
             return error_line(error, OH_OUT_OF_MEMORY, file->name, "out of memory for a header of %" PRIu64 " bytes",

@@ -2,11 +2,10 @@
 
 #include "safetensors_write.h"
 
-#include "atomic_file.h"
 #include "error_line.h"
+#include "json_text.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,10 +53,11 @@ static oh_status add_metadata(json_t *header, const char *path, const st_text *m
         if (json_object_get(object, metadata[i].key) != NULL) {
             return error_line(error, OH_INVALID_ARGUMENT, path, "metadata '%.100s' is given twice", metadata[i].key);
         }
-        if (json_object_set_new(object, metadata[i].key, json_string(metadata[i].value)) != 0) {
-            return error_line(error, OH_INVALID_ARGUMENT, path, "metadata '%.100s': key or text isn't UTF-8",
-                              metadata[i].key);
-        }
+        json_forget();
+        if (json_object_set_new(object, metadata[i].key, json_string(metadata[i].value)) == 0) continue;
+        if (json_ran_out()) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory for the header");
+        return error_line(error, OH_INVALID_ARGUMENT, path, "metadata '%.100s': key or text isn't UTF-8",
+                          metadata[i].key);
     }
     return OH_OK;
 }
@@ -90,12 +90,14 @@ static oh_status add_tensor(json_t *header, const char *path, const st_declarati
         json_decref(object);
         return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory for the header");
     }
+    json_forget();
     if (json_object_set_new(header, tensor->name, object) == 0) return OH_OK;
+    if (json_ran_out()) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory for the header");
     return error_line(error, OH_INVALID_ARGUMENT, path, "tensor '%.100s': its name isn't UTF-8", tensor->name);
 }
 
 static oh_status write_header(st_writer *writer, const json_t *header, const char *path, oh_error *error) {
-    char *const text = json_dumps(header, JSON_COMPACT);
+    char *const text = json_text(header, JSON_COMPACT);
     if (text == NULL) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory for the header");
 
     const size_t length = strlen(text);
@@ -189,18 +191,24 @@ oh_status st_writer_write(st_writer *writer, const char *name, const void *data,
     return status;
 }
 
-oh_status st_writer_finish(st_writer *writer, oh_error *error) {
+oh_status st_writer_end(st_writer *writer, atomic_file **file, oh_error *error) {
     const pending_tensor *const tensor = skip_complete(writer);
-    oh_status status;
+    oh_status status = OH_OK;
+    *file = writer->file;
     if (tensor != NULL) {
         status = error_line(error, OH_INVALID_ARGUMENT, atomic_file_path(writer->file),
                             "tensor '%.100s' has %zu of %zu bytes", tensor->name, tensor->written, tensor->bytes);
         atomic_file_discard(writer->file);
-    } else {
-        status = atomic_file_commit(writer->file, error);
+        *file = NULL;
     }
     free_writer(writer);
     return status;
+}
+
+oh_status st_writer_finish(st_writer *writer, oh_error *error) {
+    atomic_file *file;
+    const oh_status status = st_writer_end(writer, &file, error);
+    return status == OH_OK ? atomic_file_commit(file, error) : status;
 }
 
 void st_writer_discard(st_writer *writer) {

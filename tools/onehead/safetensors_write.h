@@ -15,6 +15,7 @@
 #ifndef ONEHEAD_TOOL_SAFETENSORS_WRITE_H
 #define ONEHEAD_TOOL_SAFETENSORS_WRITE_H
 
+#include "atomic_file.h"
 #include "safetensors.h"
 
 typedef struct st_declaration {
@@ -43,6 +44,10 @@ oh_status st_writer_write(st_writer *writer, const char *name, const void *data,
 /* Flushes, renames over the destination. Frees the writer, also on failure, and then leaves no file behind.
  * OH_INVALID_ARGUMENT when a tensor is incomplete. */
 oh_status st_writer_finish(st_writer *writer, oh_error *error);
+
+/* The same without giving the file its name: that is left to the caller, who may commit it together with others
+ * (atomic_file_commit_all). On failure *file is NULL. */
+oh_status st_writer_end(st_writer *writer, atomic_file **file, oh_error *error);
 
 /* Removes what was written and frees. NULL is fine. */
 void st_writer_discard(st_writer *writer);

@@ -1,4 +1,6 @@
-"""Draws JSON files of `onehead bench` as one HTML file that needs no network: python3 report.py OUT.html BENCH.json...
+"""Draws JSON files of `onehead bench` as one HTML file that needs no network:
+
+    python3 report.py [--print-name] OUT.html BENCH.json...
 
 Started by `onehead report`. Errors are one line on stderr; exit codes are the command's."""
 
@@ -7,6 +9,7 @@ import io
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 
@@ -377,10 +380,12 @@ def write(path, text):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        temporary = None
     except OSError as why:
+        raise Failure(RESOURCE, f"{path}: can't write: {why.strerror}") from None
+    finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
-        raise Failure(RESOURCE, f"{path}: can't write: {why.strerror}") from None
 
 
 def load_matplotlib():
@@ -396,6 +401,8 @@ def load_matplotlib():
 
 
 def main(arguments):
+    print_name = arguments[:1] == ["--print-name"]
+    arguments = arguments[print_name:]
     if len(arguments) < 2:
         raise Failure(USAGE, "expected OUT.html BENCH.json...")
     runs = [Run(path) for path in arguments[1:]]
@@ -405,11 +412,29 @@ def main(arguments):
     with tempfile.TemporaryDirectory(prefix="onehead-") as folder:
         os.environ.setdefault("MPLCONFIGDIR", folder)
         write(arguments[0], page(load_matplotlib(), runs))
+    if print_name:
+        try:
+            os.write(1, os.fsencode(arguments[0]) + b"\n")
+        except OSError as why:
+            raise Failure(RESOURCE, f"standard output: can't write: {why.strerror}") from None
+
+
+class Ended(BaseException):
+    """A signal that ends the process, when what it was writing is removed."""
+
+
+def end(number, _frame):
+    raise Ended(number)
 
 
 if __name__ == "__main__":
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) != signal.SIG_IGN:
+            signal.signal(ending, end)
     try:
         main(sys.argv[1:])
     except Failure as failure:
         print(f"onehead: report: {failure}", file=sys.stderr)
         sys.exit(failure.code)
+    except Ended as ended:
+        sys.exit(128 + ended.args[0])

@@ -14,6 +14,9 @@
  * which on a CPU backend are ordinary pointers. Inputs are never written.
  *
  * Threads: a context and its plans are used from one thread at a time; contexts are independent of each other.
+ * Fork: on a CPU backend a child may go on with the contexts and plans that it has inherited, and open new ones; it
+ * computes on one thread, with the same bits. Not while another thread of the parent is inside a call, as everywhere.
+ * CUDA itself works in no child of a process that has used it: there every call fails (OH_DEVICE_ERROR).
  * Errors: every function that can fail returns an oh_status and fills `error` (which may be NULL); on failure outputs
  * of that call are untouched unless it says otherwise. */
 #ifndef ONEHEAD_ONEHEAD_H
