@@ -52,6 +52,14 @@ if(ONEHEAD_COVERAGE)
     target_link_options(onehead_build INTERFACE --coverage)
 endif()
 
+if(ONEHEAD_FUZZ) # what guides the fuzzers is the code under test's own counters
+    if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
+        message(FATAL_ERROR "ONEHEAD_FUZZ: the compiler is ${CMAKE_C_COMPILER_ID}; expected Clang, whose libFuzzer it is")
+    endif()
+    target_compile_options(onehead_build INTERFACE $<$<COMPILE_LANGUAGE:C>:-fsanitize=fuzzer-no-link>)
+    target_link_options(onehead_build INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
 # Clang's sanitizer runtime is in the executable, so its symbols are undefined in every shared object.
 if(ONEHEAD_SANITIZE AND CMAKE_C_COMPILER_ID MATCHES "Clang")
     set(ONEHEAD_LINK_DEFS "")

@@ -1,8 +1,8 @@
 /* libFuzzer target: any bytes either are refused with a printable line or give tensors that can be read to their ends.
  *
- * clang -fsanitize=fuzzer,address,undefined -Icore/include -Itools/onehead tests/fuzz/fuzz_safetensors.c
- *     tools/onehead/{safetensors,mapped_file,error_line}.c -ljansson
- * ./a.out -max_total_time=120 tests/fuzz/corpus/safetensors */
+ * cmake --preset fuzz && cmake --build --preset fuzz
+ * build/fuzz/bin/fuzz_safetensors -dict=tests/fuzz/safetensors.dict -max_total_time=120 FOLDER tests/fuzz/corpus/safetensors
+ */
 #include "safetensors.h"
 
 #include <stdlib.h>

@@ -27,12 +27,6 @@ static _Thread_local struct {
     jmp_buf leave;
 } parse;
 
-static void unlink_block(block *b) {
-    b->link.previous->link.next = b->link.next;
-    b->link.next->link.previous = b->link.previous;
-    b->link.previous = b->link.next = NULL;
-}
-
 static void *allocate(size_t size) {
     block *const b = size <= SIZE_MAX - sizeof *b ? malloc(sizeof *b + size) : NULL;
     if (b == NULL) {
@@ -53,7 +47,10 @@ static void *allocate(size_t size) {
 static void release(void *memory) {
     if (memory == NULL) return;
     block *const b = (block *)memory - 1;
-    if (b->link.previous != NULL) unlink_block(b);
+    if (b->link.previous != NULL && b->link.next != NULL) {
+        b->link.previous->link.next = b->link.next;
+        b->link.next->link.previous = b->link.previous;
+    }
     free(b);
 }
 
@@ -71,9 +68,9 @@ static json_t *read_json(FILE *file, const void *bytes, size_t size, size_t flag
     if (setjmp(parse.leave) == 0)
         root = file != NULL ? json_loadf(file, flags, why) : json_loadb(bytes, size, flags, why);
     parse.active = false;
-    while (parse.made.link.next != &parse.made) {
-        block *const b = parse.made.link.next;
-        unlink_block(b);
+    for (block *b = parse.made.link.next, *next; b != &parse.made; b = next) {
+        next = b->link.next;
+        b->link.previous = b->link.next = NULL;
         if (parse.ran_out) free(b);
     }
     if (!parse.ran_out) return root;
