@@ -1,11 +1,16 @@
 """`run` over many batches: the sums of all of them, whatever interrupts the pass."""
 
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 
@@ -197,6 +202,24 @@ class TestMany(unittest.TestCase):
         done = run("run", self.batches, "--lm-head", self.head, "--threads", "1", "--terms", "ce=1", "--labels", "given")
         self.assertEqual(done.returncode, 3)
         self.assertIn("z.safetensors", done.stderr)
+
+    def test_a_terminal_shows_a_line_that_fits_it(self):
+        for columns in (80, 40):
+            terminal, ours = pty.openpty()
+            fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            done = subprocess.run([ONEHEAD, "run", self.batches, "--lm-head", self.head, "--threads", "1", "--json"],
+                                  stdout=subprocess.DEVNULL, stderr=ours, timeout=120)
+            os.close(ours)
+            text = os.read(terminal, 1 << 16).decode()
+            os.close(terminal)
+            self.assertEqual(done.returncode, 0)
+            lines = re.sub(r"\x1b\[K", "", text).split("\r")
+            self.assertEqual(lines[-1], "")  # taken back
+            self.assertLess(max(map(len, lines)), columns)
+            self.assertIn("0/5 batches, queue ", text)
+            self.assertRegex(text, r"4/5 batches, [\d.,]+/s, \d")
+            if columns == 80:
+                self.assertRegex(text, r"4/5 batches, [\d.,]+/s, [\d,]+ tokens/s, \d+ s left, queue \d/4")
 
     def test_the_table_says_what_the_limit_is(self):
         done = run("run", self.batches, "--lm-head", self.head, "--threads", "1")

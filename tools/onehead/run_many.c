@@ -159,22 +159,45 @@ static oh_status run_batch(pass *p, const batch *b, oh_error *error) {
 
 /* ----------------------------------------------------------------------------------------------------- the pass ---- */
 
+/* The end, by the time of the batches so far. */
+static format_text format_left(double seconds) {
+    format_text result;
+    if (seconds < 120)
+        snprintf(result.text, sizeof result.text, "%.0f s left", seconds);
+    else if (seconds < 7200)
+        snprintf(result.text, sizeof result.text, "%.0f min left", seconds / 60);
+    else
+        snprintf(result.text, sizeof result.text, "%.1f h left", seconds / 3600);
+    return result;
+}
+
+static format_text format_rate(double per_second) {
+    format_text result;
+    if (per_second >= 10) return format_count((int64_t)per_second);
+    snprintf(result.text, sizeof result.text, "%.2f", per_second);
+    return result;
+}
+
+/* What the queue says of the pass: what it waits for is what would make it faster. */
+static const char *queue_meaning(int ready, int most) {
+    if (most == 0) return "";
+    if (ready >= most) return ": device-bound";
+    return ready == 0 ? ": reader-bound" : "";
+}
+
 static void show_status(pass *p) {
     const run_sums *const total = &p->total;
     const double seconds = step_clock() - p->began;
     const int64_t done = total->batches - p->began_batches, left = p->list.count - total->batches;
     const int ready = batch_queue_ready(p->queue);
     const int most = left < p->depth ? (int)left : p->depth;
-    char text[200];
-    snprintf(text, sizeof text, "batch %s of %s, %s tokens/s, queue %d/%d%s, %.0f s left",
-             format_count(total->batches).text, format_count(p->list.count).text,
-             format_count((int64_t)((double)(total->rows - p->began_rows) / (seconds > 0 ? seconds : 1))).text, ready,
-             p->depth,
-             most == 0       ? ""
-             : ready >= most ? " full: the device is the limit"
-             : ready == 0    ? " empty: the reader is the limit"
-                             : "",
-             done > 0 ? seconds / (double)done * (double)left : 0.0);
+    char text[200], rates[120] = "";
+    if (done > 0 && seconds > 0)
+        snprintf(rates, sizeof rates, ", %s/s, %s tokens/s, %s", format_rate((double)done / seconds).text,
+                 format_count((int64_t)((double)(total->rows - p->began_rows) / seconds)).text,
+                 format_left(seconds / (double)done * (double)left).text);
+    snprintf(text, sizeof text, "%s/%s batches%s, queue %d/%d%s", format_count(total->batches).text,
+             format_count(p->list.count).text, rates, ready, p->depth, done > 0 ? queue_meaning(ready, most) : "");
     progress_show(text);
 }
 

@@ -47,18 +47,20 @@ static bool grow(span_log *log) {
     return true;
 }
 
-/* Two events for each record that there is room for. */
+/* Events for each record that there is room for. */
 static oh_status grow_events(span_log *log) {
-    if (2 * log->capacity > log->event_capacity) {
-        oh_event **const events = realloc(log->events, (size_t)log->capacity * 2 * sizeof *events);
+    if (log->capacity > log->event_capacity) {
+        span_events *const events = realloc(log->events, (size_t)log->capacity * sizeof *events);
         if (events == NULL) return OH_OUT_OF_MEMORY;
         log->events = events;
-        log->event_capacity = 2 * log->capacity;
+        log->event_capacity = log->capacity;
     }
-    while (log->event_count < 2 * (log->count + 1)) {
-        const oh_status status = log->backend->event_open(log->device, &log->events[log->event_count]);
+    while (log->event_count <= log->count) {
+        span_events *const next = &log->events[log->event_count++];
+        *next = (span_events){NULL, NULL};
+        oh_status status = log->backend->event_open(log->device, &next->begin);
+        if (status == OH_OK) status = log->backend->event_open(log->device, &next->end);
         if (status != OH_OK) return status;
-        log->event_count++;
     }
     return OH_OK;
 }
@@ -77,7 +79,7 @@ static oh_status observe_begin(span_log *log, const oh_span *span) {
     if (log->clock == SPAN_CLOCK_EVENTS) {
         if (log->count == 0) status = set_origin(log);
         if (status == OH_OK) status = grow_events(log);
-        if (status == OH_OK) status = log->backend->event_record(span->queue, log->events[2 * log->count]);
+        if (status == OH_OK) status = log->backend->event_record(span->queue, log->events[log->count].begin);
     }
     log->records[log->count] = (span_record){.span = *span, .called = step_clock()};
     return status;
@@ -88,8 +90,7 @@ static oh_status observe_end(span_log *log, const oh_span *span) {
     oh_status status = OH_OK;
     record->enqueued = record->end = step_clock();
     record->begin = record->called;
-    if (log->clock == SPAN_CLOCK_EVENTS)
-        status = log->backend->event_record(span->queue, log->events[2 * log->count + 1]);
+    if (log->clock == SPAN_CLOCK_EVENTS) status = log->backend->event_record(span->queue, log->events[log->count].end);
     if (log->clock == SPAN_CLOCK_WAITS) {
         status = log->backend->queue_wait(span->queue);
         record->end = step_clock();
@@ -117,8 +118,8 @@ oh_status span_log_read(span_log *log, oh_error *error) {
     oh_status status = log->status;
     if (log->clock == SPAN_CLOCK_EVENTS) {
         for (int64_t i = 0; i < log->count && status == OH_OK; i++) {
-            status = moment(log, log->events[2 * i], &log->records[i].begin);
-            if (status == OH_OK) status = moment(log, log->events[2 * i + 1], &log->records[i].end);
+            status = moment(log, log->events[i].begin, &log->records[i].begin);
+            if (status == OH_OK) status = moment(log, log->events[i].end, &log->records[i].end);
         }
     }
     return status == OH_OK ? OH_OK : failure(log, status, "timing an operation", error);
@@ -131,8 +132,10 @@ void span_log_clear(span_log *log) {
 
 void span_log_stop(span_log *log) {
     if (log->clock == SPAN_CLOCK_EVENTS) {
-        for (int64_t i = 0; i < log->event_count; i++)
-            log->backend->event_close(log->events[i]);
+        for (int64_t i = 0; i < log->event_count; i++) {
+            log->backend->event_close(log->events[i].begin);
+            log->backend->event_close(log->events[i].end);
+        }
         log->backend->event_close(log->origin);
         if (log->queue != NULL) log->backend->queue_close(log->queue);
     }

@@ -30,6 +30,11 @@ typedef struct span_record {
     double begin, end;       /* the operation, on the device */
 } span_record;
 
+/* Events around one operation. */
+typedef struct span_events {
+    oh_event *begin, *end;
+} span_events;
+
 typedef struct span_log {
     const oh_backend *backend;
     oh_device *device;
@@ -38,7 +43,8 @@ typedef struct span_log {
     int64_t count, capacity;
     oh_status status; /* of the first thing that went wrong while observing */
     /* With events: two a record, and the one that device times are told from. */
-    oh_event **events, *origin;
+    span_events *events;
+    oh_event *origin;
     int64_t event_count, event_capacity;
     oh_queue *queue; /* the log's own, for the origin */
     double origin_clock;
