@@ -139,16 +139,24 @@ oh_status cuda_device_info(oh_device *device, oh_device_info *info) {
     size_t available = 0, total = 0;
     status = device_check(device, cudaMemGetInfo(&available, &total), "memory information");
     if (status != OH_OK) return status;
-    int runtime = 0, driver = 0;
+    int runtime = 0, driver = 0, clock = 0, memory_clock = 0; /* kHz */
     status = device_check(device, cudaRuntimeGetVersion(&runtime), "runtime version");
     if (status == OH_OK) status = device_check(device, cudaDriverGetVersion(&driver), "driver version");
+    if (status == OH_OK)
+        status = device_check(device, cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, device->index), "clock");
+    if (status == OH_OK)
+        status = device_check(device, cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, device->index),
+                              "memory clock");
     if (status != OH_OK) return status;
     const size_t cublas = cublasLtGetVersion();
     snprintf(info->name, sizeof info->name, "%.127s", properties.name);
-    snprintf(info->kernel, sizeof info->kernel,
-             "cuBLASLt %zu.%zu.%zu; CUDA runtime %d.%d, driver %d.%d; compute capability %d.%d, %d multiprocessors",
-             cublas / 10000, cublas / 100 % 100, cublas % 100, runtime / 1000, runtime % 1000 / 10, driver / 1000,
-             driver % 1000 / 10, properties.major, properties.minor, properties.multiProcessorCount);
+    snprintf(
+        info->kernel, sizeof info->kernel,
+        "cuBLASLt %zu.%zu.%zu; CUDA runtime %d.%d, driver %d.%d; compute capability %d.%d, %d multiprocessors of up to "
+        "%d MHz, memory of %d MHz",
+        cublas / 10000, cublas / 100 % 100, cublas % 100, runtime / 1000, runtime % 1000 / 10, driver / 1000,
+        driver % 1000 / 10, properties.major, properties.minor, properties.multiProcessorCount, clock / 1000,
+        memory_clock / 1000);
     info->memory_total = (int64_t)total;
     info->memory_free = (int64_t)available;
     return OH_OK;

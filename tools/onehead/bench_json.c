@@ -123,14 +123,14 @@ static json_t *context_json(const bench_report *report) {
                   m->cpu, "load_avg", json_number(m->load[0]), json_number(m->load[1]), json_number(m->load[2]),
                   "load_avg_after", json_number(report->load_after), "library_version", oh_version(),
                   "library_build_type", m->build_type, "compiler", m->compiler, "commit", m->commit);
-    json_t *const setup =
-        json_pack("{s:s, s:s, s:s, s:s, s:i, s:I, s:s, s:s, s:o, s:s, s:o, s:o, s:I}", "note", report->output->note,
-                  "backend", report->backend, "device", device->name, "kernel", device->kernel, "threads",
-                  (int)device->threads, "seed", (json_int_t)o->seed, "dtype", oh_dtype_name(request->hidden_dtype),
-                  "preset", o->preset != NULL ? o->preset : "", "terms", terms_json(&request->objective), "metrics",
-                  levels[o->metrics], "topk", top_k_json(request), "copy_bytes_per_second",
-                  json_number(report->copy_rate > 0 ? report->copy_rate : NAN), "peak_memory_bytes",
-                  (json_int_t)report->peak_memory);
+    json_t *const setup = json_pack(
+        "{s:s, s:s, s:s, s:s, s:i, s:I, s:s, s:s, s:o, s:s, s:o, s:o, s:I, s:I}", "note", report->output->note,
+        "backend", report->backend, "device", device->name, "kernel", device->kernel, "threads", (int)device->threads,
+        "seed", (json_int_t)o->seed, "dtype", oh_dtype_name(request->hidden_dtype), "preset",
+        o->preset != NULL ? o->preset : "", "terms", terms_json(&request->objective), "metrics", levels[o->metrics],
+        "topk", top_k_json(request), "copy_bytes_per_second",
+        json_number(report->copy_rate > 0 ? report->copy_rate : NAN), "peak_memory_bytes",
+        (json_int_t)report->peak_memory, "device_memory_bytes", (json_int_t)report->output->device_bytes);
     return merged(machine, setup);
 }
 

@@ -47,7 +47,10 @@ static void print_machine(const bench_report *report) {
            m->compiler, m->build_type);
     if (report->output->note[0] != '\0') printf("note        %s\n", report->output->note);
     if (report->copy_rate > 0) printf("copy        %s, read and written\n", format_rate(report->copy_rate, "B").text);
-    printf("memory      %s at most\n", format_bytes(report->peak_memory).text);
+    printf("memory      %s at most", format_bytes(report->peak_memory).text);
+    if (report->output->device_bytes > 0)
+        printf(" on the host, %s on the device, inputs included", format_bytes(report->output->device_bytes).text);
+    printf("\n");
 }
 
 static void print_request(const bench_report *report) {
