@@ -87,6 +87,8 @@ static oh_status open_device(oh_device *device) {
         return device_fail(device, OH_UNSUPPORTED,
                            "cuda: device %d, %s, has compute capability %d.%d: expected 9.0 (Hopper) or later",
                            device->index, properties.name, properties.major, properties.minor);
+    device->multiprocessors = properties.multiProcessorCount;
+    device->shared_bytes = properties.sharedMemPerMultiprocessor;
     status = device_check(device, cudaFree(NULL), "opening the primary context");
     if (status == OH_OK) status = device_check(device, load_kernels(), "loading kernels");
     if (status == OH_OK) status = device_check_cublas(device, cublasLtCreate(&device->cublas), "opening");

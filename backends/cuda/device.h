@@ -11,6 +11,8 @@
 
 struct oh_device {
     int index;
+    int multiprocessors;
+    size_t shared_bytes; /* of a multiprocessor's memory that its blocks share among them */
     cublasLtHandle_t cublas;
     oh_host host;
     oh_error last;    /* of the latest call that failed */

@@ -13,17 +13,16 @@
 #include <onehead/rowmath.h>
 
 #include "device.h"
-#include "tiles.cuh"
+#include "tile_stream.cuh"
 #include "top_k.cuh"
 
 #define SLACK 4.0f
 
-/* Sums relative to the offsets, alike for both tiles, so that equal ones have equal sums. z_dot alone is in natural units
- * and relative to z_base, of which z_offset is the rounded product with C: an entropy near 0 is a sum of terms far
- * smaller than that rounding. */
+/* Sums relative to the offsets, alike for both tiles, so that equal ones have equal sums. */
 struct thread_stats {
     float z_max, t_max;
-    float z_base, z_offset, t_offset;
+    float z_second; /* the largest maximum of the draft's other vectors than z_vector */
+    float z_offset, t_offset;
     float z_limit, t_limit; /* a maximum above these moves the offset; -inf: none yet */
     float z_sum, t_sum, z_dot, kl_dot, rkl_dot, z_total;
     int z_vector, t_vector; /* lowest vector with the maximum; -1: none */
@@ -37,12 +36,11 @@ static __device__ __forceinline__ void move_z_offset(thread_stats *s, float max)
     const float offset = exponent_offset(max);
     if (s->z_limit > -INFINITY) {
         const float d = s->z_offset - offset, e = exp2f(d);
-        s->z_dot = e * (s->z_dot + (s->z_base - max) * s->z_sum);
+        s->z_dot = e * (s->z_dot + d * s->z_sum);
         s->rkl_dot = e * (s->rkl_dot + d * s->z_sum);
         s->kl_dot -= d * s->t_sum;
         s->z_sum *= e;
     }
-    s->z_base = max;
     s->z_offset = offset;
     s->z_limit = max + SLACK;
 }
@@ -85,14 +83,14 @@ template <class ROW> static __device__ void add_element(thread_stats *s, float z
         s->t_vector = vector;
     }
     /* Offsets move, here with every new maximum, before anything of this element is added. */
-    if (z > -INFINITY && (s->z_limit == -INFINITY || z > s->z_base)) move_z_offset(s, z);
+    if (z > -INFINITY && (s->z_limit == -INFINITY || exponent(z, s->z_offset) > 0)) move_z_offset(s, z);
     if (t > -INFINITY && (s->t_limit == -INFINITY || exponent(t, s->t_offset) > 0)) move_t_offset(s, t);
     const float dz = exponent(z, s->z_offset), dt = exponent(t, s->t_offset);
     const float ez = z > -INFINITY ? exp2_fast(dz) : 0, et = t > -INFINITY ? exp2_fast(dt) : 0;
     s->z_sum += ez;
     s->t_sum += et;
     if (z > -INFINITY) {
-        s->z_dot += ez > 0 ? ez * (z - s->z_base) : 0;
+        s->z_dot += ez > 0 ? ez * dz : 0;
         s->z_total += z;
     }
     if (z > -INFINITY && t > -INFINITY) {
@@ -133,50 +131,46 @@ template <int COUNT> static __device__ __forceinline__ float vector_max(const fl
     return max;
 }
 
-template <int COUNT> static __device__ __forceinline__ float vector_sum(const float *x) {
-    if constexpr (COUNT == 4) return (x[0] + x[1]) + (x[2] + x[3]);
-    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
-}
-
 /* Sums of one vector. */
 struct vector_sums {
     float z, t, z_dot, t_dot, kl, rkl, total;
 };
 
+/* Four elements at a time: more at once don't fit the registers, and exponentials would be formed twice. */
 template <class ROW, uint32_t WANT>
 static __device__ __forceinline__ vector_sums sum_vector(const thread_stats *s, const float *z, const float *t) {
-    constexpr int N = ROW::VECTOR;
     vector_sums v = {0, 0, 0, 0, 0, 0, 0};
-    float dz[N], dt[N], ez[N], et[N];
-    if constexpr (ROW::HAS_Z) {
 #pragma unroll
-        for (int e = 0; e < N; ++e) {
-            dz[e] = exponent(z[e], s->z_offset);
-            ez[e] = exp2_fast(dz[e]);
-            v.z_dot = fmaf(ez[e], z[e] - s->z_base, v.z_dot);
+    for (int first = 0; first < ROW::VECTOR; first += 4) {
+        float dz[4], ez[4], dt[4], et[4];
+        if constexpr (ROW::HAS_Z) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                dz[e] = exponent(z[first + e], s->z_offset);
+                ez[e] = exp2_fast(dz[e]);
+                v.z_dot = fmaf(ez[e], dz[e], v.z_dot);
+            }
+            v.z += (ez[0] + ez[1]) + (ez[2] + ez[3]);
+            if (WANT & OH_WANT_TOTAL) v.total += (z[first] + z[first + 1]) + (z[first + 2] + z[first + 3]);
         }
-        v.z = vector_sum<N>(ez);
-        if (WANT & OH_WANT_TOTAL) v.total = vector_sum<N>(z);
-    }
-    if constexpr (ROW::HAS_T) {
+        if constexpr (ROW::HAS_T) {
 #pragma unroll
-        for (int e = 0; e < N; ++e) {
-            dt[e] = exponent(t[e], s->t_offset);
-            et[e] = exp2_fast(dt[e]);
+            for (int e = 0; e < 4; ++e) {
+                dt[e] = exponent(t[first + e], s->t_offset);
+                et[e] = exp2_fast(dt[e]);
+            }
+            v.t += (et[0] + et[1]) + (et[2] + et[3]);
         }
-        v.t = vector_sum<N>(et);
-    }
-    if constexpr (ROW::HAS_Z && ROW::HAS_T && (WANT & (OH_WANT_KL | OH_WANT_RKL)) != 0) {
 #pragma unroll
-        for (int e = 0; e < N; ++e) {
-            const float distance = dt[e] - dz[e];
-            v.kl = fmaf(et[e], distance, v.kl);
-            if (WANT & OH_WANT_RKL) v.rkl = fmaf(ez[e], -distance, v.rkl);
+        for (int e = 0; e < 4; ++e) {
+            if constexpr (ROW::HAS_Z && ROW::HAS_T && (WANT & (OH_WANT_KL | OH_WANT_RKL)) != 0) {
+                const float distance = dt[e] - dz[e];
+                v.kl = fmaf(et[e], distance, v.kl);
+                if (WANT & OH_WANT_RKL) v.rkl = fmaf(ez[e], -distance, v.rkl);
+            } else if constexpr (ROW::HAS_T) {
+                v.t_dot = fmaf(et[e], dt[e], v.t_dot);
+            }
         }
-    } else if constexpr (ROW::HAS_T) {
-#pragma unroll
-        for (int e = 0; e < N; ++e)
-            v.t_dot = fmaf(et[e], dt[e], v.t_dot);
     }
     return v;
 }
@@ -207,8 +201,9 @@ static __device__ __forceinline__ void add_vector(thread_stats *s, const ROW &ro
         if (t_max > s->t_limit && t_max < INFINITY) move_t_offset(s, t_max);
     }
     const vector_sums v = sum_vector<ROW, WANT>(s, z, t);
+    if (ROW::HAS_Z) s->z_second = fmaxf(s->z_second, fminf(s->z_max, z_max));
     /* Exponentials of finite elements are at most e^SLACK: only an element that is not finite can make this so. */
-    if (!(fabsf(v.z_dot) + fabsf(v.t_dot) + fabsf(v.kl) < INFINITY)) {
+    if (!(fabsf(v.z_dot + v.t_dot + v.kl) < INFINITY)) {
         add_elements(s, row, view, vector);
         return;
     }
@@ -260,13 +255,12 @@ static __device__ double moved_dot(double dot, double d, double sum) {
 static __device__ void thread_sums(const thread_stats *s, float z_max, float t_max, double *sums) {
     const double to_natural = 1.0 / (double)LOG2_E;
     const double dz = s->z_limit > -INFINITY ? exponent_correction(s->z_offset, z_max) : 0;
-    const double base = s->z_limit > -INFINITY ? (double)s->z_base - (double)z_max : 0;
     const double dt = s->t_limit > -INFINITY ? exponent_correction(s->t_offset, t_max) : 0;
     const double ez = (double)exp2f((float)dz), et = (double)exp2f((float)dt);
     const double z_sum = (double)s->z_sum, t_sum = (double)s->t_sum;
     sums[SUM_Z] = ez * z_sum;
     sums[SUM_T] = et * t_sum;
-    sums[SUM_Z_DOT] = ez * ((double)s->z_dot + base * z_sum);
+    sums[SUM_Z_DOT] = to_natural * ez * moved_dot((double)s->z_dot, dz, z_sum);
     sums[SUM_KL] = to_natural * et * moved_dot((double)s->kl_dot, dt - dz, t_sum);
     sums[SUM_RKL] = to_natural * ez * moved_dot((double)s->rkl_dot, dz - dt, z_sum);
     sums[SUM_TOTAL] = (double)s->z_total;
@@ -325,73 +319,78 @@ static __device__ void finish_row(const oh_tile_stats &s, const stats_shared *sh
     s.stats[index] = stats;
 }
 
-template <int FORMAT, int TILES, bool TRANSFORM, uint32_t WANT>
-__global__ void __launch_bounds__(TILE_THREADS, 3) tile_stats_kernel(const oh_tile_stats s) {
-    typedef tile_row<FORMAT, TILES, TRANSFORM> row_type;
-    __shared__ stats_shared shared;
-    __shared__ top_k_shared top_k;
-    const int64_t index = blockIdx.x;
-    const row_type row(s.tile, index);
-    const uint4 none = make_uint4(0, 0, 0, 0);
-    thread_stats own;
-    own.z_max = own.t_max = own.z_limit = own.t_limit = -INFINITY;
-    own.z_base = own.z_offset = own.t_offset = 0;
-    own.z_sum = own.t_sum = own.z_dot = own.kl_dot = own.rkl_dot = own.z_total = 0;
-    own.z_vector = own.t_vector = -1;
-    own.flags = 0;
+static __device__ __forceinline__ void start_row(thread_stats *own) {
+    own->z_max = own->z_second = own->t_max = own->z_limit = own->t_limit = -INFINITY;
+    own->z_offset = own->t_offset = 0;
+    own->z_sum = own->t_sum = own->z_dot = own->kl_dot = own->rkl_dot = own->z_total = 0;
+    own->z_vector = own->t_vector = -1;
+    own->flags = 0;
+}
 
-    /* Two vectors of each tile are under way while a third is added. */
-    const int begin = row.first_whole + (int)threadIdx.x;
-    uint4 z[2], t[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int vector = begin + i * TILE_THREADS;
-        z[i] = row_type::HAS_Z && vector < row.end_whole ? row.load_z(vector) : none;
-        t[i] = row_type::READS_T && vector < row.end_whole ? row.load_t(vector) : none;
-    }
-    first_offsets<FORMAT, row_type, TRANSFORM>(&own, row, s.tile, begin, z[0], t[0]);
-    for (int stretch = begin; stretch < row.end_whole; stretch += 2 * TILE_THREADS) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int vector = stretch + i * TILE_THREADS, later = vector + 2 * TILE_THREADS;
-            const uint4 z_bits = z[i], t_bits = t[i];
-            if (later < row.end_whole) {
-                if (row_type::HAS_Z) z[i] = row.load_z(later);
-                if (row_type::READS_T) t[i] = row.load_t(later);
-            }
-            if (vector < row.end_whole)
-                add_vector<FORMAT, row_type, TRANSFORM, WANT>(&own, row, s.tile, vector, z_bits, t_bits);
-        }
-    }
-    const unsigned own_max = own.z_vector < 0 ? 0 : ordered_bits(own.z_max);
-    for (int edge = threadIdx.x; edge < row.edges(); edge += TILE_THREADS)
-        add_elements(&own, row, s.tile, row.edge_vector(edge));
-
+/* What the threads found in a row, put together. */
+template <class ROW>
+static __device__ __forceinline__ void merge_threads(const oh_tile_stats &s, stats_shared *shared, const ROW &row,
+                                                     int64_t index, const thread_stats &own) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned long long z_key = warp_best(best_key(own.z_max, own.z_vector));
     const unsigned long long t_key = warp_best(best_key(own.t_max, own.t_vector));
     const unsigned flags = __reduce_or_sync(0xffffffffu, own.flags);
-    if (lane == 0) shared.z_best[warp] = z_key, shared.t_best[warp] = t_key, shared.flags[warp] = flags;
+    if (lane == 0) shared->z_best[warp] = z_key, shared->t_best[warp] = t_key, shared->flags[warp] = flags;
     __syncthreads();
-    const unsigned long long z_best = best_of_warps(shared.z_best), t_best = best_of_warps(shared.t_best);
+    const unsigned long long z_best = best_of_warps(shared->z_best), t_best = best_of_warps(shared->t_best);
     double sums[SUM_COUNT];
     thread_sums(&own, key_value(z_best), key_value(t_best), sums);
 #pragma unroll
     for (int k = 0; k < SUM_COUNT; ++k) {
         const double sum = warp_sum(sums[k]);
-        if (lane == 0) shared.sums[k][warp] = sum;
+        if (lane == 0) shared->sums[k][warp] = sum;
     }
     __syncthreads();
-    if (warp == 0) finish_row(s, &shared, row, index, z_best, t_best);
-    if constexpr (row_type::HAS_Z)
-        if (s.top_k > 0)
-            top_k_row(&top_k, row, s.tile, own_max, s.topk_id + index * s.top_k, s.topk_logit + index * s.top_k,
-                      s.top_k, s.restart != 0);
+    if (warp == 0) finish_row(s, shared, row, index, z_best, t_best);
+}
+
+template <int FORMAT, int TILES, bool TRANSFORM, uint32_t WANT>
+__global__ void STREAM_BOUNDS(tile_row<FORMAT, TILES, TRANSFORM>)
+    tile_stats_kernel(const __grid_constant__ oh_tile_stats s, const int stages) {
+    typedef tile_row<FORMAT, TILES, TRANSFORM> row_type;
+    extern __shared__ __align__(128) uint4 ring[];
+    __shared__ stream_shared streaming;
+    __shared__ stats_shared shared;
+    __shared__ top_k_shared top_k;
+    tile_stream<row_type> stream;
+    stream.open(&streaming, ring, stages, s.tile);
+    for (int64_t index = blockIdx.x; index < s.tile.rows; index += gridDim.x) {
+        const row_type row(s.tile, index);
+        thread_stats own;
+        start_row(&own);
+        for (int stretch = row.first_whole; stretch < row.end_whole; stretch += STREAM_VECTORS) {
+            const int begin = stretch + (int)threadIdx.x;
+            stream.wait();
+            if (stretch == row.first_whole)
+                first_offsets<FORMAT, row_type, TRANSFORM>(&own, row, s.tile, begin, stream.z(0), stream.t(0));
+#pragma unroll
+            for (int i = 0; i < STREAM_TAKEN; ++i) {
+                const int vector = begin + i * TILE_THREADS;
+                if (vector < row.end_whole)
+                    add_vector<FORMAT, row_type, TRANSFORM, WANT>(&own, row, s.tile, vector, stream.z(i), stream.t(i));
+            }
+            stream.release(s.tile);
+        }
+        const top_k_lead lead = {own.z_max, own.z_second, own.z_vector};
+        for (int edge = threadIdx.x; edge < row.edges(); edge += TILE_THREADS)
+            add_elements(&own, row, s.tile, row.edge_vector(edge));
+        merge_threads(s, &shared, row, index, own);
+        if constexpr (row_type::HAS_Z)
+            if (s.top_k > 0)
+                top_k_row(&top_k, row, s.tile, lead, s.topk_id + index * s.top_k, s.topk_logit + index * s.top_k,
+                          s.top_k, s.restart != 0);
+        __syncthreads(); /* what the row's end shares is free again */
+    }
 }
 
 /* ----------------------------------------------------------------------------------------------------- dispatch ---- */
 
-typedef void (*stats_kernel)(const oh_tile_stats);
+typedef void (*stats_kernel)(const oh_tile_stats, const int);
 
 /* A kernel with at least the sums that are asked for. */
 struct stats_variant {
@@ -445,15 +444,17 @@ oh_status cuda_tile_stats(oh_queue *queue, const oh_tile_stats *stats) {
     if (stats->tile.columns == 0) arguments.want = 0;
     const stats_kernel kernel = kernel_for(&arguments);
     if (!kernel) return queue_refuse(queue, "tile_stats");
-    kernel<<<(unsigned)stats->tile.rows, TILE_THREADS, 0, queue->stream>>>(arguments);
+    const int tiles = stats->tile.draft && stats->tile.target ? 2 : 1;
+    const size_t other = sizeof(stream_shared) + sizeof(stats_shared) + sizeof(top_k_shared);
+    const stream_launch launch = stream_launch_for(queue->device, stats->tile.format, tiles, stats->tile.rows, other);
+    kernel<<<launch.blocks, TILE_THREADS, launch.bytes, queue->stream>>>(arguments, launch.stages);
     return queue_launched(queue, "tile_stats");
 }
 
 cudaError_t tile_stats_load(void) {
-    cudaFuncAttributes attributes;
     for (const auto &of_format : variants)
         for (const stats_variant &v : of_format) {
-            const cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)v.kernel);
+            const cudaError_t error = stream_load((const void *)v.kernel);
             if (error != cudaSuccess) return error;
         }
     return cudaSuccess;

@@ -49,7 +49,8 @@ template <int FORMAT, int TILES, bool TRANSFORM> struct tile_row {
     static constexpr int VECTOR = tile_format<FORMAT>::VECTOR;
     static constexpr bool HAS_Z = TILES != TILES_TARGET;
     static constexpr bool HAS_T = TILES != TILES_DRAFT;
-    static constexpr bool READS_T = HAS_T || FORMAT == OH_TILE_DIFF;
+    static constexpr bool NEEDS_T = FORMAT == OH_TILE_DIFF; /* to form z */
+    static constexpr bool READS_T = HAS_T || NEEDS_T;
 
     const element *z_raw, *t_raw;
     int columns, shift, first_whole, end_whole, vectors;
