@@ -6,7 +6,6 @@
 
 #include "device.h"
 #include "softmax.cuh"
-#include "tile_stream.cuh"
 
 struct thread_overlap {
     float alpha, tv, p_le;
@@ -83,23 +82,68 @@ static __device__ bool is_finite(const oh_row_stats *s, bool has_target) {
     return !has_target || (!(s->flags & OH_ROW_T_BAD) && s->t_max > -INFINITY);
 }
 
-struct overlap_shared {
-    double sums[SUM_COUNT][TILE_WARPS];
-    int ranks[TILE_WARPS];
-};
+/* COMPARES: p with q, needs a target. MIXES: their mixture too. */
+template <int FORMAT, bool TRANSFORM, bool COMPARES, bool MIXES>
+__global__ void __launch_bounds__(TILE_THREADS, 4) tile_overlap_kernel(const oh_tile_overlap o) {
+    typedef tile_row<FORMAT, COMPARES ? TILES_BOTH : TILES_DRAFT, TRANSFORM> row_type;
+    constexpr int N = row_type::VECTOR;
+    __shared__ double sums[SUM_COUNT][TILE_WARPS];
+    __shared__ int ranks[TILE_WARPS];
+    const int64_t index = blockIdx.x;
+    const oh_row_stats of_row = oh_overlap_stats(&o, index), *stats = &of_row;
+    const bool has_target = o.tile.target != NULL;
+    if (!is_finite(stats, has_target)) {
+        if (threadIdx.x == 0) o.overlap[index] = oh_row_overlap{0, 0, 0, 0, 0, 0};
+        return;
+    }
+    const row_type row(o.tile, index);
+    const row_softmax s = softmax_from_stats(stats, has_target);
+    const float z_label = stats->z_label;
+    const bool wants_rank = (o.want & OH_WANT_RANK) != 0;
+    const int label = stats->label, label_here = label - (int)o.tile.first_column;
+    const uint4 none = make_uint4(0, 0, 0, 0);
+    thread_overlap own = {0, 0, 0, 0, 0, 0};
 
-/* The threads' sums into the row's; by all threads. */
-static __device__ __forceinline__ void merge_threads(const oh_tile_overlap &o, overlap_shared *shared, int64_t index,
-                                                     const thread_overlap &own, int label) {
+    uint4 z_next = none, t_next = none;
+    const auto load = [&](int vector) {
+        if (vector >= row.end_whole) return;
+        z_next = row.load_z(vector);
+        if (row_type::READS_T) t_next = row.load_t(vector);
+    };
+    load(row.first_whole + (int)threadIdx.x);
+    for (int vector = row.first_whole + (int)threadIdx.x; vector < row.end_whole; vector += TILE_THREADS) {
+        const uint4 z_bits = z_next, t_bits = t_next;
+        load(vector + TILE_THREADS);
+        float z[N], t[N];
+        vector_overlap v = {0, 0, 0, 0, 0};
+        row.logits(o.tile, vector, z_bits, t_bits, z, t);
+#pragma unroll
+        for (int e = 0; e < N; ++e)
+            add_element<COMPARES, MIXES>(&v, s, z[e], COMPARES ? t[e] : 0.0f);
+        if (wants_rank) own.rank += count_ahead<N>(z, row.column_of(vector), z_label, label_here);
+        add_vector<MIXES>(&own, v);
+    }
+    for (int edge = threadIdx.x; edge < row.edges(); edge += TILE_THREADS) {
+        const int from = row.column_of(row.edge_vector(edge));
+        vector_overlap v = {0, 0, 0, 0, 0};
+#pragma unroll 1
+        for (int column = max(from, 0); column < min(from + N, row.columns); ++column) {
+            const float z = row.z(o.tile, column);
+            add_element<COMPARES, MIXES>(&v, s, z, COMPARES ? row.t(o.tile, column) : 0.0f);
+            if (wants_rank) own.rank += count_ahead<1>(&z, column, z_label, label_here);
+        }
+        add_vector<MIXES>(&own, v);
+    }
+
     const double of_thread[SUM_COUNT] = {(double)own.alpha, (double)own.tv, (double)own.p_le, own.of_p, own.of_q};
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < SUM_COUNT; ++k) {
         const double sum = warp_sum(of_thread[k]);
-        if (lane == 0) shared->sums[k][warp] = sum;
+        if (lane == 0) sums[k][warp] = sum;
     }
     const int rank = __reduce_add_sync(0xffffffffu, own.rank);
-    if (lane == 0) shared->ranks[warp] = rank;
+    if (lane == 0) ranks[warp] = rank;
     __syncthreads();
     if (threadIdx.x != 0) return;
     double total[SUM_COUNT];
@@ -108,7 +152,7 @@ static __device__ __forceinline__ void merge_threads(const oh_tile_overlap &o, o
     for (int k = 0; k < SUM_COUNT; ++k) {
         total[k] = 0;
         for (int w = 0; w < TILE_WARPS; ++w)
-            total[k] += shared->sums[k][w];
+            total[k] += sums[k][w];
     }
     v.alpha += total[SUM_ALPHA];
     v.tv += total[SUM_TV];
@@ -117,69 +161,13 @@ static __device__ __forceinline__ void merge_threads(const oh_tile_overlap &o, o
     v.kl_pm += total[SUM_OF_P];
     /* Without a label there is nothing to rank: z_label is -inf then and everything would stand ahead. */
     for (int w = 0; w < TILE_WARPS && label >= 0; ++w)
-        v.rank += shared->ranks[w];
+        v.rank += ranks[w];
     o.overlap[index] = v;
-}
-
-/* COMPARES: p with q, needs a target. MIXES: their mixture too. */
-template <int FORMAT, bool TRANSFORM, bool COMPARES, bool MIXES>
-__global__ void STREAM_BOUNDS(tile_row<FORMAT, COMPARES ? TILES_BOTH : TILES_DRAFT, TRANSFORM>)
-    tile_overlap_kernel(const __grid_constant__ oh_tile_overlap o, const int stages) {
-    typedef tile_row<FORMAT, COMPARES ? TILES_BOTH : TILES_DRAFT, TRANSFORM> row_type;
-    constexpr int N = row_type::VECTOR;
-    extern __shared__ __align__(128) uint4 ring[];
-    __shared__ stream_shared streaming;
-    __shared__ overlap_shared shared;
-    const bool has_target = o.tile.target != NULL, wants_rank = (o.want & OH_WANT_RANK) != 0;
-    tile_stream<row_type> stream;
-    stream.open(&streaming, ring, stages, o.tile);
-    for (int64_t index = blockIdx.x; index < o.tile.rows; index += gridDim.x) {
-        const row_type row(o.tile, index);
-        const oh_row_stats of_row = oh_overlap_stats(&o, index), *stats = &of_row;
-        const bool finite = is_finite(stats, has_target);
-        const row_softmax s = softmax_from_stats(stats, has_target);
-        const float z_label = stats->z_label;
-        const int label = stats->label, label_here = label - (int)o.tile.first_column;
-        thread_overlap own = {0, 0, 0, 0, 0, 0};
-        for (int stretch = row.first_whole; stretch < row.end_whole; stretch += STREAM_VECTORS) {
-            stream.wait();
-#pragma unroll
-            for (int i = 0; i < STREAM_TAKEN; ++i) {
-                const int vector = stretch + i * TILE_THREADS + (int)threadIdx.x;
-                if (vector >= row.end_whole) continue;
-                float z[N], t[N];
-                vector_overlap v = {0, 0, 0, 0, 0};
-                row.logits(o.tile, vector, stream.z(i), stream.t(i), z, t);
-#pragma unroll
-                for (int e = 0; e < N; ++e)
-                    add_element<COMPARES, MIXES>(&v, s, z[e], COMPARES ? t[e] : 0.0f);
-                if (wants_rank) own.rank += count_ahead<N>(z, row.column_of(vector), z_label, label_here);
-                add_vector<MIXES>(&own, v);
-            }
-            stream.release(o.tile);
-        }
-        for (int edge = threadIdx.x; edge < row.edges(); edge += TILE_THREADS) {
-            const int from = row.column_of(row.edge_vector(edge));
-            vector_overlap v = {0, 0, 0, 0, 0};
-#pragma unroll 1
-            for (int column = max(from, 0); column < min(from + N, row.columns); ++column) {
-                const float z = row.z(o.tile, column);
-                add_element<COMPARES, MIXES>(&v, s, z, COMPARES ? row.t(o.tile, column) : 0.0f);
-                if (wants_rank) own.rank += count_ahead<1>(&z, column, z_label, label_here);
-            }
-            add_vector<MIXES>(&own, v);
-        }
-        if (finite)
-            merge_threads(o, &shared, index, own, label);
-        else if (threadIdx.x == 0)
-            o.overlap[index] = oh_row_overlap{0, 0, 0, 0, 0, 0};
-        __syncthreads(); /* what the row's end shares is free again */
-    }
 }
 
 /* ----------------------------------------------------------------------------------------------------- dispatch ---- */
 
-typedef void (*overlap_kernel)(const oh_tile_overlap, const int);
+typedef void (*overlap_kernel)(const oh_tile_overlap);
 
 enum { RANKS, COMPARES, MIXES, KINDS };
 
@@ -211,20 +199,18 @@ oh_status cuda_tile_overlap(oh_queue *queue, const oh_tile_overlap *overlap) {
     /* Nothing to read, but rows start again. */
     if (!(overlap->want & (OH_WANT_OVERLAP | OH_WANT_JSD | OH_WANT_RANK))) arguments.tile.columns = 0;
     const int kind = overlap->want & OH_WANT_JSD ? MIXES : overlap->want & OH_WANT_OVERLAP ? COMPARES : RANKS;
-    const int tiles = kind == RANKS && overlap->tile.format != OH_TILE_DIFF ? 1 : 2;
     const device_guard guard(queue->device);
-    const stream_launch launch = stream_launch_for(queue->device, overlap->tile.format, tiles, overlap->tile.rows,
-                                                   sizeof(stream_shared) + sizeof(overlap_shared));
     kernels[overlap->tile.format][tile_view_transforms(&overlap->tile)]
-           [kind]<<<launch.blocks, TILE_THREADS, launch.bytes, queue->stream>>>(arguments, launch.stages);
+           [kind]<<<(unsigned)overlap->tile.rows, TILE_THREADS, 0, queue->stream>>>(arguments);
     return queue_launched(queue, "tile_overlap");
 }
 
 cudaError_t tile_overlap_load(void) {
+    cudaFuncAttributes attributes;
     for (const auto &of_format : kernels)
         for (const auto &of_transform : of_format)
             for (overlap_kernel kernel : of_transform) {
-                const cudaError_t error = stream_load((const void *)kernel);
+                const cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)kernel);
                 if (error != cudaSuccess) return error;
             }
     return cudaSuccess;

@@ -4,12 +4,13 @@
  * A thread keeps its sums in f32, in units of log 2 (tiles.cuh has why), relative to an offset that follows its running
  * maximum only when that has moved by more than SLACK, so that the loop seldom rescales and no exponential exceeds
  * e^SLACK. A larger slack would cost digits: where most of a sum of e^x x lies far above the offset, it cancels when it
- * is moved to the maximum. The first offset is the warp's largest logit in its first vectors. A vector's terms are added
- * up before they are added to the sum. Threads are merged in f64, in a fixed order, relative to the row's maxima; the
+ * is moved to the maximum. The first offset is the warp's largest logit in its first vectors. What needs no more than one
+ * look at several elements (maxima, whether all are finite, the sums' own addition) is done once a unit, the two
+ * neighbouring vectors that a thread takes at a time; their terms are added up before they are added to the sum. Threads are merged in f64, in a fixed order, relative to the row's maxima; the
  * panel is merged into the row's statistics by oh_row_stats_merge, which has the definitions.
  *
- * A vector that holds NaN or an infinity shows in its own sums, which are then not finite (0 times -inf is NaN): it is
- * added element by element instead, as are the edges of a row. */
+ * A unit that holds NaN or an infinity shows in its own sums, which are then not finite (0 times -inf is NaN): it is added
+ * element by element instead, as are the edges of a row. */
 #include <onehead/rowmath.h>
 
 #include "device.h"
@@ -18,14 +19,16 @@
 
 #define SLACK 4.0f
 
-/* Sums relative to the offsets, alike for both tiles, so that equal ones have equal sums. */
+/* Sums relative to the offsets, alike for both tiles, so that equal ones have equal sums. z_dot alone is in natural units
+ * and relative to z_base, of which z_offset is the rounded product with C: an entropy near 0 is a sum of terms far
+ * smaller than that rounding. */
 struct thread_stats {
     float z_max, t_max;
-    float z_second; /* the largest maximum of the draft's other vectors than z_vector */
-    float z_offset, t_offset;
+    float z_second; /* the largest maximum of the draft's other units than z_unit */
+    float z_base, z_offset, t_offset;
     float z_limit, t_limit; /* a maximum above these moves the offset; -inf: none yet */
     float z_sum, t_sum, z_dot, kl_dot, rkl_dot, z_total;
-    int z_vector, t_vector; /* lowest vector with the maximum; -1: none */
+    int z_unit, t_unit; /* first vector of the lowest unit with the maximum; -1: none */
     unsigned flags;
 };
 
@@ -36,11 +39,12 @@ static __device__ __forceinline__ void move_z_offset(thread_stats *s, float max)
     const float offset = exponent_offset(max);
     if (s->z_limit > -INFINITY) {
         const float d = s->z_offset - offset, e = exp2f(d);
-        s->z_dot = e * (s->z_dot + d * s->z_sum);
+        s->z_dot = e * (s->z_dot + (s->z_base - max) * s->z_sum);
         s->rkl_dot = e * (s->rkl_dot + d * s->z_sum);
         s->kl_dot -= d * s->t_sum;
         s->z_sum *= e;
     }
+    s->z_base = max;
     s->z_offset = offset;
     s->z_limit = max + SLACK;
 }
@@ -70,27 +74,27 @@ template <class ROW> static __device__ __forceinline__ unsigned element_flags(fl
     return flags;
 }
 
-template <class ROW> static __device__ void add_element(thread_stats *s, float z, float t, int vector) {
+template <class ROW> static __device__ void add_element(thread_stats *s, float z, float t, int unit) {
     s->flags |= element_flags<ROW>(z, t);
     z = ROW::HAS_Z ? set_aside_bad(z) : -INFINITY;
     t = ROW::HAS_T ? set_aside_bad(t) : -INFINITY;
-    if (ROW::HAS_Z && (s->z_vector < 0 || z > s->z_max || (z == s->z_max && vector < s->z_vector))) {
+    if (ROW::HAS_Z && (s->z_unit < 0 || z > s->z_max || (z == s->z_max && unit < s->z_unit))) {
         s->z_max = z;
-        s->z_vector = vector;
+        s->z_unit = unit;
     }
-    if (ROW::HAS_T && (s->t_vector < 0 || t > s->t_max || (t == s->t_max && vector < s->t_vector))) {
+    if (ROW::HAS_T && (s->t_unit < 0 || t > s->t_max || (t == s->t_max && unit < s->t_unit))) {
         s->t_max = t;
-        s->t_vector = vector;
+        s->t_unit = unit;
     }
     /* Offsets move, here with every new maximum, before anything of this element is added. */
-    if (z > -INFINITY && (s->z_limit == -INFINITY || exponent(z, s->z_offset) > 0)) move_z_offset(s, z);
+    if (z > -INFINITY && (s->z_limit == -INFINITY || z > s->z_base)) move_z_offset(s, z);
     if (t > -INFINITY && (s->t_limit == -INFINITY || exponent(t, s->t_offset) > 0)) move_t_offset(s, t);
     const float dz = exponent(z, s->z_offset), dt = exponent(t, s->t_offset);
     const float ez = z > -INFINITY ? exp2_fast(dz) : 0, et = t > -INFINITY ? exp2_fast(dt) : 0;
     s->z_sum += ez;
     s->t_sum += et;
     if (z > -INFINITY) {
-        s->z_dot += ez > 0 ? ez * dz : 0;
+        s->z_dot += ez > 0 ? ez * (z - s->z_base) : 0;
         s->z_total += z;
     }
     if (z > -INFINITY && t > -INFINITY) {
@@ -100,24 +104,33 @@ template <class ROW> static __device__ void add_element(thread_stats *s, float z
 }
 
 template <class ROW>
-static __device__ void add_elements(thread_stats *s, const ROW &row, const oh_tile_view &view, int vector) {
+static __device__ void add_elements(thread_stats *s, const ROW &row, const oh_tile_view &view, int vector, int unit) {
     const int from = row.column_of(vector), first = max(from, 0), end = min(from + ROW::VECTOR, row.columns);
 #pragma unroll 1
     for (int column = first; column < end; ++column)
-        add_element<ROW>(s, ROW::HAS_Z ? row.z(view, column) : 0.0f, ROW::HAS_T ? row.t(view, column) : 0.0f, vector);
+        add_element<ROW>(s, ROW::HAS_Z ? row.z(view, column) : 0.0f, ROW::HAS_T ? row.t(view, column) : 0.0f, unit);
 }
 
 /* ----------------------------------------------------------------------------------------------- whole vectors ---- */
 
-template <int FORMAT> static __device__ __forceinline__ float bits_max(uint4 raw) {
+/* Neighbouring vectors that are looked at together: what is done once for them is done once for as many elements. */
+template <int COUNT> struct unit_bits { uint4 z[COUNT], t[COUNT]; };
+
+template <int FORMAT, int COUNT> static __device__ __forceinline__ float bits_max(const uint4 *raw) {
     float pair[2];
     if constexpr (FORMAT == OH_TILE_BF16) {
-        const __nv_bfloat162 *word = (const __nv_bfloat162 *)&raw;
-        const __nv_bfloat162 max = __hmax2(__hmax2(word[0], word[1]), __hmax2(word[2], word[3]));
+        const __nv_bfloat162 *word = (const __nv_bfloat162 *)raw;
+        __nv_bfloat162 max = word[0];
+#pragma unroll
+        for (int i = 1; i < 4 * COUNT; ++i)
+            max = __hmax2(max, word[i]);
         unpack_bf16(*(const unsigned *)&max, pair);
     } else {
-        const __half2 *word = (const __half2 *)&raw;
-        const __half2 max = __hmax2(__hmax2(word[0], word[1]), __hmax2(word[2], word[3]));
+        const __half2 *word = (const __half2 *)raw;
+        __half2 max = word[0];
+#pragma unroll
+        for (int i = 1; i < 4 * COUNT; ++i)
+            max = __hmax2(max, word[i]);
         unpack_f16(*(const unsigned *)&max, pair);
     }
     return fmaxf(pair[0], pair[1]);
@@ -131,15 +144,15 @@ template <int COUNT> static __device__ __forceinline__ float vector_max(const fl
     return max;
 }
 
-/* Sums of one vector. */
-struct vector_sums {
+/* Sums of a unit. */
+struct unit_sums {
     float z, t, z_dot, t_dot, kl, rkl, total;
 };
 
-/* Four elements at a time: more at once don't fit the registers, and exponentials would be formed twice. */
+/* Adds a vector's. Four elements at a time: more at once don't fit the registers, and exponentials would be formed
+ * twice. */
 template <class ROW, uint32_t WANT>
-static __device__ __forceinline__ vector_sums sum_vector(const thread_stats *s, const float *z, const float *t) {
-    vector_sums v = {0, 0, 0, 0, 0, 0, 0};
+static __device__ __forceinline__ void sum_vector(unit_sums *v, const thread_stats *s, const float *z, const float *t) {
 #pragma unroll
     for (int first = 0; first < ROW::VECTOR; first += 4) {
         float dz[4], ez[4], dt[4], et[4];
@@ -148,10 +161,10 @@ static __device__ __forceinline__ vector_sums sum_vector(const thread_stats *s, 
             for (int e = 0; e < 4; ++e) {
                 dz[e] = exponent(z[first + e], s->z_offset);
                 ez[e] = exp2_fast(dz[e]);
-                v.z_dot = fmaf(ez[e], dz[e], v.z_dot);
+                if (WANT & OH_WANT_ENTROPY) v->z_dot = fmaf(ez[e], z[first + e] - s->z_base, v->z_dot);
             }
-            v.z += (ez[0] + ez[1]) + (ez[2] + ez[3]);
-            if (WANT & OH_WANT_TOTAL) v.total += (z[first] + z[first + 1]) + (z[first + 2] + z[first + 3]);
+            v->z += (ez[0] + ez[1]) + (ez[2] + ez[3]);
+            if (WANT & OH_WANT_TOTAL) v->total += (z[first] + z[first + 1]) + (z[first + 2] + z[first + 3]);
         }
         if constexpr (ROW::HAS_T) {
 #pragma unroll
@@ -159,59 +172,72 @@ static __device__ __forceinline__ vector_sums sum_vector(const thread_stats *s, 
                 dt[e] = exponent(t[first + e], s->t_offset);
                 et[e] = exp2_fast(dt[e]);
             }
-            v.t += (et[0] + et[1]) + (et[2] + et[3]);
+            v->t += (et[0] + et[1]) + (et[2] + et[3]);
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             if constexpr (ROW::HAS_Z && ROW::HAS_T && (WANT & (OH_WANT_KL | OH_WANT_RKL)) != 0) {
                 const float distance = dt[e] - dz[e];
-                v.kl = fmaf(et[e], distance, v.kl);
-                if (WANT & OH_WANT_RKL) v.rkl = fmaf(ez[e], -distance, v.rkl);
+                v->kl = fmaf(et[e], distance, v->kl);
+                if (WANT & OH_WANT_RKL) v->rkl = fmaf(ez[e], -distance, v->rkl);
             } else if constexpr (ROW::HAS_T) {
-                v.t_dot = fmaf(et[e], dt[e], v.t_dot);
+                v->t_dot = fmaf(et[e], dt[e], v->t_dot);
             }
         }
     }
-    return v;
 }
 
-/* Largest logits of a vector. NaN is left out; a tile that isn't there has -inf. */
-template <int FORMAT, class ROW, bool TRANSFORM>
-static __device__ __forceinline__ void vector_maxima(uint4 z_bits, uint4 t_bits, const float *z, const float *t,
-                                                     float *z_max, float *t_max) {
+/* Largest logits of a unit whose first vector is `vector`. NaN is left out; a tile that isn't there has -inf. */
+template <int FORMAT, class ROW, bool TRANSFORM, int COUNT>
+static __device__ __forceinline__ void unit_maxima(const ROW &row, const oh_tile_view &view, const int *vector,
+                                                   const unit_bits<COUNT> &bits, float *z_max, float *t_max) {
     constexpr int N = ROW::VECTOR;
+    constexpr bool READS_Z = FORMAT == OH_TILE_F32 || FORMAT == OH_TILE_DIFF || TRANSFORM;
     *z_max = *t_max = -INFINITY;
-    if constexpr (FORMAT == OH_TILE_F32 || TRANSFORM) {
-        if (ROW::HAS_Z) *z_max = vector_max<N>(z);
-        if (ROW::HAS_T) *t_max = vector_max<N>(t);
-    } else {
-        if (ROW::HAS_T) *t_max = bits_max<FORMAT>(t_bits);
-        if (ROW::HAS_Z) *z_max = FORMAT == OH_TILE_DIFF ? vector_max<N>(z) : bits_max<FORMAT>(z_bits);
+    if constexpr (READS_Z) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            float z[N], t[N];
+            row.logits(view, vector[i], bits.z[i], bits.t[i], z, t);
+            if (ROW::HAS_Z) *z_max = fmaxf(*z_max, vector_max<N>(z));
+            if (ROW::HAS_T && (FORMAT == OH_TILE_F32 || TRANSFORM)) *t_max = fmaxf(*t_max, vector_max<N>(t));
+        }
+    }
+    if constexpr (FORMAT != OH_TILE_F32 && !TRANSFORM) {
+        if (ROW::HAS_T) *t_max = bits_max<FORMAT, COUNT>(bits.t);
+        if (ROW::HAS_Z && !READS_Z) *z_max = bits_max<FORMAT, COUNT>(bits.z);
     }
 }
 
-template <int FORMAT, class ROW, bool TRANSFORM, uint32_t WANT>
-static __device__ __forceinline__ void add_vector(thread_stats *s, const ROW &row, const oh_tile_view &view, int vector,
-                                                  uint4 z_bits, uint4 t_bits) {
-    float z[ROW::VECTOR], t[ROW::VECTOR], z_max, t_max;
-    row.logits(view, vector, z_bits, t_bits, z, t);
-    vector_maxima<FORMAT, ROW, TRANSFORM>(z_bits, t_bits, z, t, &z_max, &t_max);
+template <int FORMAT, class ROW, bool TRANSFORM, uint32_t WANT, int COUNT>
+static __device__ __forceinline__ void add_unit(thread_stats *s, const ROW &row, const oh_tile_view &view, int unit,
+                                                const int *vector, const unit_bits<COUNT> &bits) {
+    float z_max, t_max;
+    unit_maxima<FORMAT, ROW, TRANSFORM, COUNT>(row, view, vector, bits, &z_max, &t_max);
     if (z_max > s->z_limit || t_max > s->t_limit) {
         if (z_max > s->z_limit && z_max < INFINITY) move_z_offset(s, z_max);
         if (t_max > s->t_limit && t_max < INFINITY) move_t_offset(s, t_max);
     }
-    const vector_sums v = sum_vector<ROW, WANT>(s, z, t);
+    unit_sums v = {0, 0, 0, 0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        float z[ROW::VECTOR], t[ROW::VECTOR];
+        row.logits(view, vector[i], bits.z[i], bits.t[i], z, t);
+        sum_vector<ROW, WANT>(&v, s, z, t);
+    }
     if (ROW::HAS_Z) s->z_second = fmaxf(s->z_second, fminf(s->z_max, z_max));
     /* Exponentials of finite elements are at most e^SLACK: only an element that is not finite can make this so. */
     if (!(fabsf(v.z_dot + v.t_dot + v.kl) < INFINITY)) {
-        add_elements(s, row, view, vector);
+#pragma unroll 1
+        for (int i = 0; i < COUNT; ++i)
+            add_elements(s, row, view, unit + i, unit);
         return;
     }
-    if (ROW::HAS_Z && z_max > s->z_max) s->z_max = z_max, s->z_vector = vector;
-    if (ROW::HAS_T && t_max > s->t_max) s->t_max = t_max, s->t_vector = vector;
+    if (ROW::HAS_Z && z_max > s->z_max) s->z_max = z_max, s->z_unit = unit;
+    if (ROW::HAS_T && t_max > s->t_max) s->t_max = t_max, s->t_unit = unit;
     s->z_sum += v.z;
     s->t_sum += v.t;
-    s->z_dot += v.z_dot;
+    if (WANT & OH_WANT_ENTROPY) s->z_dot += v.z_dot;
     if (WANT & OH_WANT_KL) s->kl_dot += v.kl;
     if (WANT & OH_WANT_RKL) s->rkl_dot += v.rkl;
     if (WANT & OH_WANT_TOTAL) s->z_total += v.total;
@@ -221,19 +247,42 @@ static __device__ __forceinline__ float warp_max(float x) {
     return from_ordered_bits(__reduce_max_sync(0xffffffffu, ordered_bits(x)));
 }
 
-/* First offsets, from the vectors that a warp starts with; by all of its lanes. */
+/* First offsets, from the vectors that the lanes of a warp start with; by all of them. */
 template <int FORMAT, class ROW, bool TRANSFORM>
-static __device__ void first_offsets(thread_stats *s, const ROW &row, const oh_tile_view &view, int vector,
-                                     uint4 z_bits, uint4 t_bits) {
-    float z[ROW::VECTOR], t[ROW::VECTOR], z_max = -INFINITY, t_max = -INFINITY;
+static __device__ void first_offsets(thread_stats *s, const tile_stream<ROW> &stream, const ROW &row,
+                                     const oh_tile_view &view) {
+    const int place = (int)threadIdx.x * STREAM_TAKEN, vector = row.first_whole + place;
+    float z_max = -INFINITY, t_max = -INFINITY;
     if (vector < row.end_whole) {
-        row.logits(view, vector, z_bits, t_bits, z, t);
-        vector_maxima<FORMAT, ROW, TRANSFORM>(z_bits, t_bits, z, t, &z_max, &t_max);
+        const unit_bits<1> bits = {{stream.z(place)}, {stream.t(place)}};
+        unit_maxima<FORMAT, ROW, TRANSFORM, 1>(row, view, &vector, bits, &z_max, &t_max);
     }
     z_max = warp_max(set_aside_bad(z_max));
     t_max = warp_max(set_aside_bad(t_max));
     if (z_max > -INFINITY) move_z_offset(s, z_max);
     if (t_max > -INFINITY) move_t_offset(s, t_max);
+}
+
+/* A thread's share of the stage that begins with vector `stretch`. */
+template <int FORMAT, class ROW, bool TRANSFORM, uint32_t WANT>
+static __device__ __forceinline__ void add_stage(thread_stats *s, const tile_stream<ROW> &stream, const ROW &row,
+                                                 const oh_tile_view &view, int stretch) {
+    const int unit = stretch + (int)threadIdx.x * STREAM_TAKEN;
+    if (unit + STREAM_TAKEN <= row.end_whole) {
+        int vector[STREAM_TAKEN];
+        unit_bits<STREAM_TAKEN> bits;
+#pragma unroll
+        for (int i = 0; i < STREAM_TAKEN; ++i) {
+            const int place = stream.place(i);
+            vector[i] = stretch + place;
+            bits.z[i] = stream.z(place);
+            bits.t[i] = stream.t(place);
+        }
+        add_unit<FORMAT, ROW, TRANSFORM, WANT, STREAM_TAKEN>(s, row, view, unit, vector, bits);
+    } else if (unit < row.end_whole) {
+        const unit_bits<1> bits = {{stream.z(unit - stretch)}, {stream.t(unit - stretch)}};
+        add_unit<FORMAT, ROW, TRANSFORM, WANT, 1>(s, row, view, unit, &unit, bits);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------- a row ---- */
@@ -255,24 +304,26 @@ static __device__ double moved_dot(double dot, double d, double sum) {
 static __device__ void thread_sums(const thread_stats *s, float z_max, float t_max, double *sums) {
     const double to_natural = 1.0 / (double)LOG2_E;
     const double dz = s->z_limit > -INFINITY ? exponent_correction(s->z_offset, z_max) : 0;
+    const double base = s->z_limit > -INFINITY ? (double)s->z_base - (double)z_max : 0;
     const double dt = s->t_limit > -INFINITY ? exponent_correction(s->t_offset, t_max) : 0;
     const double ez = (double)exp2f((float)dz), et = (double)exp2f((float)dt);
     const double z_sum = (double)s->z_sum, t_sum = (double)s->t_sum;
     sums[SUM_Z] = ez * z_sum;
     sums[SUM_T] = et * t_sum;
-    sums[SUM_Z_DOT] = to_natural * ez * moved_dot((double)s->z_dot, dz, z_sum);
+    sums[SUM_Z_DOT] = ez * ((double)s->z_dot + base * z_sum);
     sums[SUM_KL] = to_natural * et * moved_dot((double)s->kl_dot, dt - dz, t_sum);
     sums[SUM_RKL] = to_natural * ez * moved_dot((double)s->rkl_dot, dz - dt, z_sum);
     sums[SUM_TOTAL] = (double)s->z_total;
 }
 
-/* Lowest column of a vector whose logit is `max`, by one warp: a lane looks at one column. */
+/* Lowest column of a unit whose logit is `max`, by one warp: a lane looks at one column. */
 template <class ROW, class READ>
-static __device__ int column_with(const ROW &row, int vector, float max, const READ &read) {
-    const int column = row.column_of(vector) + (int)(threadIdx.x % 32);
-    const bool inside = (int)(threadIdx.x % 32) < ROW::VECTOR && column >= 0 && column < row.columns;
+static __device__ int column_with(const ROW &row, int unit, float max, const READ &read) {
+    static_assert(STREAM_TAKEN * ROW::VECTOR <= 32, "a lane for each column of a unit");
+    const int lane = (int)(threadIdx.x % 32), column = row.column_of(unit) + lane;
+    const bool inside = lane < STREAM_TAKEN * ROW::VECTOR && column >= 0 && column < row.columns;
     const unsigned found = __ballot_sync(0xffffffffu, inside && set_aside_bad(read(inside ? column : 0)) == max);
-    return found ? row.column_of(vector) + __ffs((int)found) - 1 : -1;
+    return found ? row.column_of(unit) + __ffs((int)found) - 1 : -1;
 }
 
 static __device__ unsigned long long best_of_warps(const unsigned long long *best) {
@@ -321,9 +372,9 @@ static __device__ void finish_row(const oh_tile_stats &s, const stats_shared *sh
 
 static __device__ __forceinline__ void start_row(thread_stats *own) {
     own->z_max = own->z_second = own->t_max = own->z_limit = own->t_limit = -INFINITY;
-    own->z_offset = own->t_offset = 0;
+    own->z_base = own->z_offset = own->t_offset = 0;
     own->z_sum = own->t_sum = own->z_dot = own->kl_dot = own->rkl_dot = own->z_total = 0;
-    own->z_vector = own->t_vector = -1;
+    own->z_unit = own->t_unit = -1;
     own->flags = 0;
 }
 
@@ -332,8 +383,8 @@ template <class ROW>
 static __device__ __forceinline__ void merge_threads(const oh_tile_stats &s, stats_shared *shared, const ROW &row,
                                                      int64_t index, const thread_stats &own) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const unsigned long long z_key = warp_best(best_key(own.z_max, own.z_vector));
-    const unsigned long long t_key = warp_best(best_key(own.t_max, own.t_vector));
+    const unsigned long long z_key = warp_best(best_key(own.z_max, own.z_unit));
+    const unsigned long long t_key = warp_best(best_key(own.t_max, own.t_unit));
     const unsigned flags = __reduce_or_sync(0xffffffffu, own.flags);
     if (lane == 0) shared->z_best[warp] = z_key, shared->t_best[warp] = t_key, shared->flags[warp] = flags;
     __syncthreads();
@@ -350,7 +401,7 @@ static __device__ __forceinline__ void merge_threads(const oh_tile_stats &s, sta
 }
 
 template <int FORMAT, int TILES, bool TRANSFORM, uint32_t WANT>
-__global__ void STREAM_BOUNDS(tile_row<FORMAT, TILES, TRANSFORM>)
+__global__ void __launch_bounds__(TILE_THREADS, STREAM_BLOCKS)
     tile_stats_kernel(const __grid_constant__ oh_tile_stats s, const int stages) {
     typedef tile_row<FORMAT, TILES, TRANSFORM> row_type;
     extern __shared__ __align__(128) uint4 ring[];
@@ -364,21 +415,14 @@ __global__ void STREAM_BOUNDS(tile_row<FORMAT, TILES, TRANSFORM>)
         thread_stats own;
         start_row(&own);
         for (int stretch = row.first_whole; stretch < row.end_whole; stretch += STREAM_VECTORS) {
-            const int begin = stretch + (int)threadIdx.x;
             stream.wait();
-            if (stretch == row.first_whole)
-                first_offsets<FORMAT, row_type, TRANSFORM>(&own, row, s.tile, begin, stream.z(0), stream.t(0));
-#pragma unroll
-            for (int i = 0; i < STREAM_TAKEN; ++i) {
-                const int vector = begin + i * TILE_THREADS;
-                if (vector < row.end_whole)
-                    add_vector<FORMAT, row_type, TRANSFORM, WANT>(&own, row, s.tile, vector, stream.z(i), stream.t(i));
-            }
+            if (stretch == row.first_whole) first_offsets<FORMAT, row_type, TRANSFORM>(&own, stream, row, s.tile);
+            add_stage<FORMAT, row_type, TRANSFORM, WANT>(&own, stream, row, s.tile, stretch);
             stream.release(s.tile);
         }
-        const top_k_lead lead = {own.z_max, own.z_second, own.z_vector};
+        const top_k_lead lead = {own.z_max, own.z_second, own.z_unit};
         for (int edge = threadIdx.x; edge < row.edges(); edge += TILE_THREADS)
-            add_elements(&own, row, s.tile, row.edge_vector(edge));
+            add_elements(&own, row, s.tile, row.edge_vector(edge), row.edge_vector(edge));
         merge_threads(s, &shared, row, index, own);
         if constexpr (row_type::HAS_Z)
             if (s.top_k > 0)
@@ -404,7 +448,7 @@ struct stats_variant {
     { tiles, transform, want, tile_stats_kernel<format, tiles, transform, want> }
 #define VARIANTS(format)                                                                                               \
     {                                                                                                                  \
-        VARIANT(format, TILES_BOTH, false, OH_WANT_ENTROPY),                                                           \
+        VARIANT(format, TILES_BOTH, false, OH_WANT_ENTROPY), VARIANT(format, TILES_BOTH, false, OH_WANT_KL),           \
             VARIANT(format, TILES_BOTH, false, OH_WANT_ENTROPY | OH_WANT_KL),                                          \
             VARIANT(format, TILES_BOTH, false, ALL_WANTS), VARIANT(format, TILES_BOTH, true, ALL_WANTS),               \
             VARIANT(format, TILES_DRAFT, false, OH_WANT_ENTROPY), VARIANT(format, TILES_DRAFT, false, ALL_WANTS),      \
@@ -412,7 +456,7 @@ struct stats_variant {
             VARIANT(format, TILES_TARGET, true, 0u)                                                                    \
     }
 
-enum { VARIANT_COUNT = 9 };
+enum { VARIANT_COUNT = 10 };
 static const stats_variant variants[4][VARIANT_COUNT] = {VARIANTS(OH_TILE_F32), VARIANTS(OH_TILE_BF16),
                                                          VARIANTS(OH_TILE_F16), VARIANTS(OH_TILE_DIFF)};
 
@@ -446,7 +490,7 @@ oh_status cuda_tile_stats(oh_queue *queue, const oh_tile_stats *stats) {
     if (!kernel) return queue_refuse(queue, "tile_stats");
     const int tiles = stats->tile.draft && stats->tile.target ? 2 : 1;
     const size_t other = sizeof(stream_shared) + sizeof(stats_shared) + sizeof(top_k_shared);
-    const stream_launch launch = stream_launch_for(queue->device, stats->tile.format, tiles, stats->tile.rows, other);
+    const stream_launch launch = stream_launch_for(queue->device, tiles, stats->tile.rows, other);
     kernel<<<launch.blocks, TILE_THREADS, launch.bytes, queue->stream>>>(arguments, launch.stages);
     return queue_launched(queue, "tile_stats");
 }

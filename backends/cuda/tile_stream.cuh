@@ -15,26 +15,14 @@
 #include "tiles.cuh"
 
 enum {
-    STREAM_TAKEN = 2,                             /* vectors of a tile that a thread takes from a stage */
+    STREAM_TAKEN = 2,                             /* neighbouring vectors that a thread takes from a stage */
     STREAM_VECTORS = STREAM_TAKEN * TILE_THREADS, /* of a tile in a stage */
     STREAM_TILE_BYTES = STREAM_VECTORS * (int)sizeof(uint4),
     STREAM_RING_BYTES = 64 * 1024, /* at most */
+    STREAM_BLOCKS = 4,             /* of a multiprocessor, where its shared memory holds them */
     STREAM_STAGES_MIN = 2,
     STREAM_STAGES_MAX = 6
 };
-
-/* Blocks of a multiprocessor, where its shared memory holds them. Two tiles of 16 bits are bound by arithmetic, which
- * goes faster with the registers of fewer blocks; the others by the bytes under way (measured on an H200). */
-static constexpr int stream_blocks(int format, int tiles) {
-    return tiles == 2 && format != OH_TILE_F32 ? 3 : 4;
-}
-
-template <class ROW> static constexpr int stream_tiles() {
-    return (ROW::HAS_Z ? 1 : 0) + (ROW::READS_T ? 1 : 0);
-}
-
-/* Of a kernel template whose FORMAT is the row's. */
-#define STREAM_BOUNDS(...) __launch_bounds__(TILE_THREADS, stream_blocks(FORMAT, stream_tiles<__VA_ARGS__>()))
 
 struct stream_shared {
     uint64_t full[STREAM_STAGES_MAX], empty[STREAM_STAGES_MAX];
@@ -45,7 +33,7 @@ struct stream_shared {
 };
 
 template <class ROW> struct tile_stream {
-    static constexpr int TILES = stream_tiles<ROW>();
+    static constexpr int TILES = (ROW::HAS_Z ? 1 : 0) + (ROW::READS_T ? 1 : 0);
 
     stream_shared *shared;
     uint4 *ring;              /* [stages][tiles][STREAM_VECTORS] */
@@ -78,8 +66,14 @@ template <class ROW> struct tile_stream {
         }
     }
 
-    __device__ __forceinline__ uint4 z(int i) const { return at(0)[i * TILE_THREADS + (int)threadIdx.x]; }
-    __device__ __forceinline__ uint4 t(int i) const { return at(TILES - 1)[i * TILE_THREADS + (int)threadIdx.x]; }
+    /* The thread's vectors in the stage, in an order in which the lanes of a warp meet in no bank: with i = 0, half of
+     * them take their second one. */
+    static __device__ __forceinline__ int place(int i) {
+        return (int)threadIdx.x * STREAM_TAKEN + (i ^ ((int)threadIdx.x >> 2 & 1));
+    }
+
+    __device__ __forceinline__ uint4 z(int place) const { return at(0)[place]; }
+    __device__ __forceinline__ uint4 t(int place) const { return at(TILES - 1)[place]; }
 
     /* By all threads of a warp, once they have read the stage. */
     __device__ __forceinline__ void release(const oh_tile_view &view) {
@@ -143,16 +137,14 @@ struct stream_launch {
 };
 
 /* For `rows` rows of `tiles` tiles, beside `other` bytes of shared memory a block. */
-static inline stream_launch stream_launch_for(const oh_device *device, int format, int tiles, int64_t rows,
-                                              size_t other) {
-    const size_t stage = (size_t)tiles * STREAM_TILE_BYTES, reserved = 1024; /* by the system, a block */
-    const size_t wanted = (size_t)stream_blocks(format, tiles), taken = other + reserved;
-    const size_t share = device->shared_bytes / wanted, free = share > taken ? share - taken : 0;
-    size_t stages = (free < STREAM_RING_BYTES ? free : STREAM_RING_BYTES) / stage;
+static inline stream_launch stream_launch_for(const oh_device *device, int tiles, int64_t rows, size_t other) {
+    const size_t stage = (size_t)tiles * STREAM_TILE_BYTES, taken = other + 1024; /* of which the system's */
+    const size_t share = device->shared_bytes / STREAM_BLOCKS, left = share > taken ? share - taken : 0;
+    size_t stages = (left < STREAM_RING_BYTES ? left : STREAM_RING_BYTES) / stage;
     if (stages < STREAM_STAGES_MIN) stages = STREAM_STAGES_MIN;
     if (stages > STREAM_STAGES_MAX) stages = STREAM_STAGES_MAX;
     size_t blocks = device->shared_bytes / (stages * stage + taken);
-    blocks = (blocks < 1 ? 1 : blocks < wanted ? blocks : wanted) * (size_t)device->multiprocessors;
+    blocks = (blocks < 1 ? 1 : blocks < STREAM_BLOCKS ? blocks : STREAM_BLOCKS) * (size_t)device->multiprocessors;
     if (blocks > (size_t)rows) blocks = (size_t)rows;
     return stream_launch{(unsigned)blocks, (int)stages, stages * stage};
 }

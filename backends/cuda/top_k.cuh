@@ -1,10 +1,10 @@
 /* top_k.cuh - a row's K largest draft logits, nearly for free after a pass that left each thread its own largest one,
- * the vector that holds it, and the largest of its other vectors.
+ * the unit of columns that holds it, and the largest of its other units.
  *
  *   1. Threads form groups of neighbours, at least twice as many as K. The K-th largest of the groups' maxima is a
  *      threshold that at least K logits reach (one in each of K groups), and few more do.
- *   2. Only columns of threads whose own maximum reaches the threshold can. Each of these reads its vector again; where
- *      another of its vectors reaches it too, the whole block reads all of that thread's. What reaches the threshold is
+ *   2. Only columns of threads whose own maximum reaches the threshold can. Each of these reads its unit again; where
+ *      another of its units reaches it too, the whole block reads all of that thread's. What reaches the threshold is
  *      collected, in any order.
  *   3. What was collected, and what earlier panels left, is ranked by value and column: distinct columns have distinct
  *      ranks, so the order of collecting doesn't matter.
@@ -14,7 +14,7 @@
 #ifndef ONEHEAD_CUDA_TOP_K_CUH
 #define ONEHEAD_CUDA_TOP_K_CUH
 
-#include "tiles.cuh"
+#include "tile_stream.cuh"
 
 enum { TOP_K_CANDIDATES = 512, TOP_K_GROUPS = TILE_THREADS / 2 };
 
@@ -23,15 +23,15 @@ struct top_k_shared {
     float logit[TOP_K_CANDIDATES + OH_TOP_K_MAX];
     unsigned group[TOP_K_GROUPS];
     unsigned long long best[TILE_WARPS];
-    unsigned short owner[TILE_THREADS]; /* threads all of whose vectors are read again */
+    unsigned short owner[TILE_THREADS]; /* threads all of whose units are read again */
     int owners, candidates;
     unsigned threshold;
 };
 
-/* What a thread found in the row's whole vectors. */
+/* What a thread found in the row's whole vectors, of which it took STREAM_TAKEN neighbours at a time: units. */
 struct top_k_lead {
-    float max, second; /* second: over its other vectors, where that is not below it */
-    int vector;        /* -1: none */
+    float max, second; /* second: over its other units, at least */
+    int unit;          /* its first vector; -1: none */
 };
 
 static __device__ __forceinline__ void top_k_collect(top_k_shared *s, float logit, int id, float threshold) {
@@ -63,11 +63,12 @@ static __device__ void top_k_threshold(top_k_shared *s, unsigned own, int top_k)
     __syncthreads();
 }
 
-/* Collects what reaches the threshold in one whole vector. */
+/* Collects what reaches the threshold in one vector, if it is a whole one. */
 template <class ROW>
 static __device__ __forceinline__ void top_k_read_vector(top_k_shared *s, const ROW &row, const oh_tile_view &view,
                                                          int vector, float threshold) {
     constexpr int VECTOR = ROW::VECTOR;
+    if (vector >= row.end_whole) return;
     const uint4 none = make_uint4(0, 0, 0, 0);
     float z[VECTOR], t[VECTOR];
     row.logits(view, vector, row.load_z(vector), ROW::NEEDS_T ? row.load_t(vector) : none, z, t);
@@ -82,11 +83,12 @@ static __device__ void top_k_read_again(top_k_shared *s, const ROW &row, const o
                                         const top_k_lead &lead) {
     const float threshold = s->threshold ? from_ordered_bits(s->threshold) : -INFINITY;
     const int first_id = (int)view.first_column;
-    if (lead.vector >= 0 && lead.max >= threshold) {
+    if (lead.unit >= 0 && lead.max >= threshold) {
         if (lead.second >= threshold)
             s->owner[atomicAdd(&s->owners, 1)] = (unsigned short)threadIdx.x;
         else
-            top_k_read_vector(s, row, view, lead.vector, threshold);
+            for (int i = 0; i < STREAM_TAKEN; ++i)
+                top_k_read_vector(s, row, view, lead.unit + i, threshold);
     }
     for (int edge = threadIdx.x; edge < row.edges(); edge += TILE_THREADS) {
         const int from = row.column_of(row.edge_vector(edge));
@@ -94,11 +96,11 @@ static __device__ void top_k_read_again(top_k_shared *s, const ROW &row, const o
             top_k_collect(s, set_aside_bad(row.z(view, column)), first_id + column, threshold);
     }
     __syncthreads();
-    const int whole = row.end_whole - row.first_whole, steps = (whole + TILE_THREADS - 1) / TILE_THREADS;
-    const int owners = s->owners;
-    for (int item = threadIdx.x; item < owners * steps; item += TILE_THREADS) {
-        const int vector = row.first_whole + s->owner[item / steps] + item % steps * TILE_THREADS;
-        if (vector < row.end_whole) top_k_read_vector(s, row, view, vector, threshold);
+    const int whole = row.end_whole - row.first_whole, steps = (whole + STREAM_VECTORS - 1) / STREAM_VECTORS;
+    const int owners = s->owners, each = steps * STREAM_TAKEN;
+    for (int item = threadIdx.x; item < owners * each; item += TILE_THREADS) {
+        const int step = item % each / STREAM_TAKEN, place = s->owner[item / each] * STREAM_TAKEN + item % STREAM_TAKEN;
+        top_k_read_vector(s, row, view, row.first_whole + step * STREAM_VECTORS + place, threshold);
     }
     __syncthreads();
 }
@@ -134,7 +136,7 @@ static __device__ void top_k_one_by_one(top_k_shared *s, const ROW &row, const o
 template <class ROW>
 static __device__ void top_k_row(top_k_shared *s, const ROW &row, const oh_tile_view &view, const top_k_lead &lead,
                                  int *ids, float *logits, int top_k, bool restart) {
-    top_k_threshold(s, lead.vector < 0 ? 0 : ordered_bits(lead.max), top_k);
+    top_k_threshold(s, lead.unit < 0 ? 0 : ordered_bits(lead.max), top_k);
     top_k_read_again(s, row, view, lead);
     if (s->candidates > TOP_K_CANDIDATES) {
         __syncthreads(); /* everyone has seen the count before it is set again */
