@@ -86,7 +86,7 @@ static __device__ bool is_finite(const oh_row_stats *s, bool has_target) {
 template <int FORMAT, bool TRANSFORM, bool COMPARES, bool MIXES>
 __global__ void __launch_bounds__(TILE_THREADS, 4) tile_overlap_kernel(const oh_tile_overlap o) {
     typedef tile_row<FORMAT, COMPARES ? TILES_BOTH : TILES_DRAFT, TRANSFORM> row_type;
-    constexpr int N = row_type::VECTOR;
+    constexpr int N = row_type::VECTOR, TAKEN = MIXES ? 1 : 2;
     __shared__ double sums[SUM_COUNT][TILE_WARPS];
     __shared__ int ranks[TILE_WARPS];
     const int64_t index = blockIdx.x;
@@ -104,24 +104,44 @@ __global__ void __launch_bounds__(TILE_THREADS, 4) tile_overlap_kernel(const oh_
     const uint4 none = make_uint4(0, 0, 0, 0);
     thread_overlap own = {0, 0, 0, 0, 0, 0};
 
-    uint4 z_next = none, t_next = none;
-    const auto load = [&](int vector) {
-        if (vector >= row.end_whole) return;
-        z_next = row.load_z(vector);
-        if (row_type::READS_T) t_next = row.load_t(vector);
-    };
-    load(row.first_whole + (int)threadIdx.x);
-    for (int vector = row.first_whole + (int)threadIdx.x; vector < row.end_whole; vector += TILE_THREADS) {
-        const uint4 z_bits = z_next, t_bits = t_next;
-        load(vector + TILE_THREADS);
-        float z[N], t[N];
-        vector_overlap v = {0, 0, 0, 0, 0};
-        row.logits(o.tile, vector, z_bits, t_bits, z, t);
+    /* Vectors of each tile are under way while others are compared; by turns, so that none is moved. */
+    const int whole = row.end_whole - row.first_whole, begin = row.column_of(row.first_whole);
+    const uint4 *const z_at = (const uint4 *)(row.z_raw + begin);
+    const uint4 *const t_at = row_type::READS_T ? (const uint4 *)(row.t_raw + begin) : NULL;
+    struct taken_bits {
+        uint4 z[TAKEN], t[TAKEN];
+    } even, odd;
+    const auto load = [&](taken_bits *to, int first) {
 #pragma unroll
-        for (int e = 0; e < N; ++e)
-            add_element<COMPARES, MIXES>(&v, s, z[e], COMPARES ? t[e] : 0.0f);
-        if (wants_rank) own.rank += count_ahead<N>(z, row.column_of(vector), z_label, label_here);
-        add_vector<MIXES>(&own, v);
+        for (int i = 0; i < TAKEN; ++i) {
+            const int place = first + i * TILE_THREADS;
+            if (place >= whole) return;
+            to->z[i] = __ldcs(z_at + place);
+            if (row_type::READS_T) to->t[i] = __ldcs(t_at + place);
+        }
+    };
+    const auto add = [&](const taken_bits &of, int first) {
+#pragma unroll
+        for (int i = 0; i < TAKEN; ++i) {
+            const int place = first + i * TILE_THREADS, vector = row.first_whole + place;
+            if (place >= whole) return;
+            float z[N], t[N];
+            vector_overlap v = {0, 0, 0, 0, 0};
+            row.logits(o.tile, vector, of.z[i], row_type::READS_T ? of.t[i] : none, z, t);
+#pragma unroll
+            for (int e = 0; e < N; ++e)
+                add_element<COMPARES, MIXES>(&v, s, z[e], COMPARES ? t[e] : 0.0f);
+            if (wants_rank) own.rank += count_ahead<N>(z, row.column_of(vector), z_label, label_here);
+            add_vector<MIXES>(&own, v);
+        }
+    };
+    load(&even, (int)threadIdx.x);
+#pragma unroll 1
+    for (int place = (int)threadIdx.x; place < whole; place += 2 * TAKEN * TILE_THREADS) {
+        load(&odd, place + TAKEN * TILE_THREADS);
+        add(even, place);
+        load(&even, place + 2 * TAKEN * TILE_THREADS);
+        add(odd, place + TAKEN * TILE_THREADS);
     }
     for (int edge = threadIdx.x; edge < row.edges(); edge += TILE_THREADS) {
         const int from = row.column_of(row.edge_vector(edge));
