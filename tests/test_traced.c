@@ -2,6 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -164,6 +165,65 @@ static void test_an_observer_ends_with_null(void **state) {
     close_step(&t);
 }
 
+/* How often rows of D and of G are gathered by a step over copies of them, `shift` elements from an aligned address. */
+static int gathers(traced_step *t, int64_t shift, float *grad) {
+    const int64_t count = t->c.rows * t->c.request.hidden;
+    const size_t bytes = (size_t)count * sizeof(float) + 256;
+    float *draft = aligned_alloc(256, bytes / 256 * 256 + 256), *target = aligned_alloc(256, bytes / 256 * 256 + 256);
+    assert_true(draft && target);
+    memcpy(draft + shift, t->c.draft, (size_t)count * sizeof(float));
+    memcpy(target + shift, t->c.draft, (size_t)count * sizeof(float));
+    oh_inputs in = t->in;
+    in.draft_hidden = draft + shift;
+    in.target_hidden = target + shift;
+    seen s = {.count = 0};
+    oh_plan_trace(t->plan, see, &s);
+    assert_int_equal(oh_plan_run(t->plan, &in, &t->outputs, NULL), OH_OK);
+    memcpy(grad, t->out.grad, (size_t)count * sizeof(float));
+    int found = 0;
+    for (int i = 0; i < s.count; ++i)
+        found += s.spans[i].kind == OH_SPAN_GATHER_DRAFT || s.spans[i].kind == OH_SPAN_GATHER_TARGET;
+    free(draft);
+    free(target);
+    return found;
+}
+
+/* Rows that lie as gathered ones would are multiplied where they are, to the same bits; a row less and they are gathered. */
+static void test_rows_that_lie_ready_are_not_gathered(void **state) {
+    (void)state;
+    draws d = draws_open("test_traced ready", 1);
+    traced_step t = {.context = step_context_open()};
+    step_case_open(&t.c, &d, 6, 5, 64, 67); /* chunks of 10 rows of 256 bytes */
+    for (int64_t i = 0; i < t.c.rows; ++i) {
+        t.c.mask[i] = 1;
+        t.c.target_row[i] = (int32_t)i;
+    }
+    t.c.request.objective.first_slot = 0;
+    t.c.request.objective.labels = OH_LABELS_TARGET;
+    t.c.request.target_rows = t.c.target_rows = t.c.rows;
+    t.c.request.chunk = 10;
+    t.c.request.memory = INT64_C(1) << 30;
+    step_output_open(&t.out, &t.c);
+    assert_int_equal(oh_plan_create(t.context, &t.c.request, &t.plan, NULL), OH_OK);
+    t.in = step_case_inputs(&t.c);
+    t.in.target_rows = t.c.rows;
+    t.outputs = step_outputs(&t.out, &t.c.request);
+
+    const size_t bytes = (size_t)(t.c.rows * t.c.request.hidden) * sizeof(float);
+    float *ready = malloc(bytes), *gathered = malloc(bytes);
+    assert_true(ready && gathered);
+    assert_int_equal(gathers(&t, 0, ready), 0);
+    assert_int_equal(gathers(&t, 1, gathered), 2 * 3); /* the address isn't aligned */
+    assert_memory_equal(ready, gathered, bytes);
+    t.c.mask[11] = 0; /* the middle chunk has a row less, and its target rows are no longer consecutive */
+    assert_int_equal(gathers(&t, 0, ready), 2);
+    assert_int_equal(gathers(&t, 1, gathered), 2 * 3);
+    assert_memory_equal(ready, gathered, bytes);
+    free(ready);
+    free(gathered);
+    close_step(&t);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_spans_count_what_results_count),
@@ -171,6 +231,7 @@ int main(void) {
         cmocka_unit_test(test_products_alone_leave_the_next_step_right),
         cmocka_unit_test(test_products_alone_need_a_step_before),
         cmocka_unit_test(test_an_observer_ends_with_null),
+        cmocka_unit_test(test_rows_that_lie_ready_are_not_gathered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,7 +8,6 @@
 #include "select.h"
 #include "status.h"
 
-#define ALIGNMENT 256
 #define DEFAULT_CHUNK 2048
 /* Fewer rows than this leave a product bound by reading W, and every chunk reads it again: from there on fewer, larger
  * chunks that project twice are the faster way to spend the same memory. */
@@ -97,7 +96,7 @@ static int64_t weight_rows(const oh_request *r, int kind) {
 int64_t oh_layout_copies(const oh_request *r, const oh_formats *f) {
     int64_t bytes = 0;
     for (int kind = 0; kind < OH_WEIGHT_COUNT; ++kind)
-        bytes = oh_size_add(bytes, round_up(copied_bytes(r, f, kind, weight_rows(r, kind)), ALIGNMENT));
+        bytes = oh_size_add(bytes, round_up(copied_bytes(r, f, kind, weight_rows(r, kind)), OH_ALIGNMENT));
     return bytes;
 }
 
@@ -110,7 +109,7 @@ static void place_weights(oh_layout *layout, const oh_request *r, const oh_forma
         }
         layout->resident[kind] = copied_bytes(r, f, kind, weight_rows(r, kind));
         layout->resident_offset[kind] = layout->weight_bytes;
-        layout->weight_bytes = oh_size_add(layout->weight_bytes, round_up(layout->resident[kind], ALIGNMENT));
+        layout->weight_bytes = oh_size_add(layout->weight_bytes, round_up(layout->resident[kind], OH_ALIGNMENT));
     }
 }
 
@@ -164,7 +163,7 @@ void oh_layout_compute(oh_layout *layout, const oh_layout_input *input, const oh
     int64_t at = 0;
     for (int i = 0; i < OH_BUFFER_COUNT; ++i) {
         layout->offset[i] = at;
-        at = oh_size_add(at, round_up(bytes[i], ALIGNMENT));
+        at = oh_size_add(at, round_up(bytes[i], OH_ALIGNMENT));
     }
     layout->workspace_bytes = at;
 }

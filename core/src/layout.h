@@ -5,6 +5,9 @@
 #include "formats.h"
 #include "schedule.h"
 
+/* Of every buffer, in bytes: any dtype, vector or bulk copy. */
+#define OH_ALIGNMENT 256
+
 /* Buffers of the workspace. `step` ones live for a step, the others for a chunk. */
 typedef enum oh_buffer {
     OH_BUFFER_SELECTION, /* step: what select.h uploads */

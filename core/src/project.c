@@ -99,6 +99,38 @@ static oh_status weight_rows(oh_step *step, oh_weight_kind kind, int64_t first, 
 
 /* ------------------------------------------------------------------------------------------------------ gather ---- */
 
+/* Consecutive rows are multiplied where they lie, if they need no converting and lie as gathered ones would: side by side,
+ * at an address as round, so that products choose the same algorithm and give the same bits. */
+static const void *rows_in_place(const void *rows, int64_t first, int64_t columns, int64_t ld, int32_t dtype,
+                                 int32_t operand) {
+    const char *at = (const char *)rows + first * columns * oh_dtype_size(dtype);
+    return dtype == operand && (ld == 0 || ld == columns) && (uintptr_t)at % OH_ALIGNMENT == 0 ? at : NULL;
+}
+
+static const void *draft_in_place(const oh_step *step, const oh_chunk *chunk) {
+    const oh_plan *plan = step->plan;
+    if (!chunk->draft_in_place || plan->formats.tile == OH_TILE_DIFF) return NULL;
+    return rows_in_place(step->in->draft_hidden, chunk->first_row, plan->request.hidden, step->in->draft_ld,
+                         plan->request.hidden_dtype, plan->formats.draft_operand);
+}
+
+static const void *target_in_place(const oh_step *step, const oh_chunk *chunk) {
+    const oh_request *r = &step->plan->request;
+    if (!chunk->target_in_place) return NULL;
+    return rows_in_place(step->in->target_hidden, chunk->first_source, r->target_hidden ? r->target_hidden : r->hidden,
+                         step->in->target_ld, r->hidden_dtype, step->plan->formats.target_operand);
+}
+
+static const void *draft_rows(const oh_step *step, const oh_chunk *chunk) {
+    const void *rows = draft_in_place(step, chunk);
+    return rows ? rows : oh_step_buffer(step, OH_BUFFER_DRAFT_ROWS);
+}
+
+static const void *target_rows(const oh_step *step, const oh_chunk *chunk) {
+    const void *rows = target_in_place(step, chunk);
+    return rows ? rows : oh_step_buffer(step, OH_BUFFER_TARGET_ROWS);
+}
+
 oh_status oh_step_gather(oh_step *step, const oh_chunk *chunk) {
     const oh_plan *plan = step->plan;
     const oh_request *r = &plan->request;
@@ -121,8 +153,9 @@ oh_status oh_step_gather(oh_step *step, const oh_chunk *chunk) {
         draft.subtract_dtype = r->hidden_dtype;
         draft.subtract_map = oh_step_selection(step, OH_SELECT_TARGET_ROW, 0);
     }
-    const oh_status status = oh_traced_copy_rows(step, OH_SPAN_GATHER_DRAFT, &draft);
-    if (status != OH_OK || chunk->target_rows == 0) return status;
+    oh_status status = OH_OK;
+    if (!draft_in_place(step, chunk)) status = oh_traced_copy_rows(step, OH_SPAN_GATHER_DRAFT, &draft);
+    if (status != OH_OK || chunk->target_rows == 0 || target_in_place(step, chunk)) return status;
     const oh_copy_rows target = {.rows = chunk->target_rows,
                                  .columns = target_hidden,
                                  .src = in->target_hidden,
@@ -140,7 +173,7 @@ oh_status oh_step_scale_rows(oh_step *step, const oh_chunk *chunk) {
     const oh_request *r = &plan->request;
     oh_copy_rows copy = {.rows = chunk->compact_rows,
                          .columns = r->hidden,
-                         .src = oh_step_buffer(step, OH_BUFFER_DRAFT_ROWS),
+                         .src = draft_rows(step, chunk),
                          .src_ld = r->hidden,
                          .src_dtype = plan->formats.draft_operand,
                          .row_scale = oh_step_buffer(step, OH_BUFFER_ROW_SCALE),
@@ -174,11 +207,12 @@ static oh_status multiply(oh_step *step, int32_t kind, oh_gemm product) {
 }
 
 /* Columns [first, first + count) of one tile, by way of f32 columns where products don't come out in its dtype. */
-static oh_status project_columns(oh_step *step, oh_weight_kind kind, int64_t rows, int64_t first, int64_t count,
-                                 void *tile) {
+static oh_status project_columns(oh_step *step, const oh_chunk *chunk, oh_weight_kind kind, int64_t first,
+                                 int64_t count, void *tile) {
     const oh_plan *plan = step->plan;
     const oh_formats *f = &plan->formats;
     const int target = kind != OH_WEIGHT_DRAFT;
+    const int64_t rows = target ? chunk->target_rows : chunk->compact_rows;
     const int64_t hidden = target && plan->request.target_hidden ? plan->request.target_hidden : plan->request.hidden;
     const int32_t operand = target ? f->target_operand : f->draft_operand;
     const int cast = target ? f->cast_target_tile : f->cast_tile;
@@ -189,7 +223,7 @@ static oh_status project_columns(oh_step *step, oh_weight_kind kind, int64_t row
                              .m = rows,
                              .n = count,
                              .k = hidden,
-                             .a = oh_step_buffer(step, target ? OH_BUFFER_TARGET_ROWS : OH_BUFFER_DRAFT_ROWS),
+                             .a = target ? target_rows(step, chunk) : draft_rows(step, chunk),
                              .lda = hidden,
                              .a_dtype = operand,
                              .b = w.rows,
@@ -220,11 +254,9 @@ oh_status oh_step_project(oh_step *step, const oh_chunk *chunk, const oh_stage *
         const int64_t columns = count - done < panel ? count - done : panel;
         oh_status status = OH_OK;
         if (stage->project_draft)
-            status = project_columns(step, OH_WEIGHT_DRAFT, chunk->compact_rows, first + done, columns,
-                                     draft + done * element);
+            status = project_columns(step, chunk, OH_WEIGHT_DRAFT, first + done, columns, draft + done * element);
         if (status == OH_OK && stage->project_target)
-            status = project_columns(step, OH_WEIGHT_TARGET, chunk->target_rows, first + done, columns,
-                                     target + done * element);
+            status = project_columns(step, chunk, OH_WEIGHT_TARGET, first + done, columns, target + done * element);
         if (status != OH_OK) return status;
     }
     return OH_OK;
@@ -237,7 +269,7 @@ oh_status oh_step_project_full(oh_step *step, const oh_chunk *chunk, int64_t fir
     for (int64_t done = 0; done < count; done += panel) {
         const int64_t columns = count - done < panel ? count - done : panel;
         const oh_status status =
-            project_columns(step, OH_WEIGHT_FULL, chunk->target_rows, first + done, columns, tile + done * element);
+            project_columns(step, chunk, OH_WEIGHT_FULL, first + done, columns, tile + done * element);
         if (status != OH_OK) return status;
     }
     return OH_OK;

@@ -77,6 +77,8 @@ static int32_t target_index(oh_selection *s, oh_chunk *chunk, int32_t chunk_inde
     if (s->stamp[source] != chunk_index) {
         s->stamp[source] = chunk_index;
         s->stamp_index[source] = (int32_t)chunk->target_rows;
+        if (chunk->target_rows == 0) chunk->first_source = source;
+        if (source != chunk->first_source + chunk->target_rows) chunk->target_in_place = 0;
         sources[chunk->first_target + chunk->target_rows++] = (int32_t)source;
     }
     return s->stamp_index[source];
@@ -192,7 +194,8 @@ oh_status oh_selection_fill(oh_selection *s, const oh_request *r, int64_t chunk_
                             .rows = in->rows - first < chunk_rows ? in->rows - first : chunk_rows,
                             .first_compact = compact,
                             .first_target = target,
-                            .target_is_identity = 1};
+                            .target_is_identity = 1,
+                            .target_in_place = 1};
         for (int64_t row = first; row < first + chunk->rows; ++row) {
             const int64_t slot = row % o->block_size;
             const float m = mask_at(in, row);
@@ -221,6 +224,7 @@ oh_status oh_selection_fill(oh_selection *s, const oh_request *r, int64_t chunk_
             array[OH_SELECT_TARGET_ROW][row] = (int32_t)source;
             if (tile_row != i) chunk->target_is_identity = 0;
         }
+        chunk->draft_in_place = chunk->compact_rows == chunk->rows;
         compact += chunk->compact_rows;
         target += chunk->target_rows;
         const oh_status status = check_distinct(r, chunk, error);

@@ -10,7 +10,10 @@ typedef struct oh_chunk {
     int64_t first_compact, compact_rows; /* supervised rows, numbered over the step */
     int64_t first_target, target_rows;   /* distinct target rows */
     int32_t target_is_identity;          /* compact row i uses target tile row i */
+    int32_t draft_in_place;              /* compact rows are consecutive rows of D */
+    int32_t target_in_place;             /* target tile rows are consecutive rows of G */
     int32_t reserved;
+    int64_t first_source; /* row of G of the first target tile row */
 } oh_chunk;
 
 /* Arrays of one step, in one block that is uploaded whole; the same offsets hold on the device. */
