@@ -16,6 +16,7 @@ import os
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "golden")
 UNIT = {"F32": 0.0, "BF16": 2.0**-9, "F16": 2.0**-12}
@@ -53,6 +54,15 @@ def main():
     options = parser.parse_args()
     with open(os.path.join(FOLDER, "cases.json")) as file:
         cases = json.load(file)
+
+
+    def run(name):
+        command = [options.onehead, "run", os.path.join(FOLDER, "cases", name), "--backend", options.backend]
+        command += ["--tile", options.tile, "--json", *cases[name].get("args", "").split()]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    pool = ThreadPoolExecutor(4)  # most of a run is opening the device
+    runs = {name: pool.submit(run, name) for name in cases}
     failed, compared, worst = [], 0, (0.0, "")
     for name, case in sorted(cases.items()):
         path = os.path.join(FOLDER, "cases", name)
@@ -60,8 +70,7 @@ def main():
         unit = 0.0
         if kinds.get("draft_hidden") == kinds.get("lm_head"):
             unit = UNIT[kinds["draft_hidden"]]
-        command = [options.onehead, "run", path, "--backend", options.backend, "--tile", options.tile, "--json"]
-        done = subprocess.run(command + case.get("args", "").split(), capture_output=True, text=True)
+        done = runs[name].result()
         if done.returncode != 0:
             failed.append(f"{name}: exit status {done.returncode}: {done.stderr.strip()}")
             continue

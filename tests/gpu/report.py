@@ -1,4 +1,4 @@
-"""Gathers what tools/gpu ran into one JSON file: report.py LOGS FOLDER."""
+"""Gathers what tools/gpu ran into one JSON file: report.py LOGS FOLDER [PART]. The part is in the file's name."""
 import json
 import os
 import re
@@ -21,7 +21,7 @@ def read(path):
 
 
 def main():
-    logs, folder = sys.argv[1:3]
+    logs, folder, *part = sys.argv[1:]
     query = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu,ecc.mode.current"
     values = said_by("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader").splitlines()[:1]
     gpu = dict(zip(query.split(","), [value.strip() for value in values[0].split(",")])) if values else {}
@@ -38,15 +38,12 @@ def main():
         text = read(os.path.join(logs, name + ".json"))
         if text:
             report[name] = json.loads(text)
-    text = read(os.path.join(logs, "bench-torch"))
-    if text and text.splitlines()[-1].startswith("{"):
-        report["bench-torch"] = json.loads(text.splitlines()[-1])
     for name in ("tune", "bench-tuned"):
         text = read(os.path.join(logs, name))
         if text:
             report[name] = [line for line in text.splitlines() if line.startswith("cuda: ")]
     word = re.sub(r"[^a-z0-9]+", "_", gpu.get("name", "gpu").lower()).strip("_") or "gpu"
-    path = os.path.join(folder, word + ".json")
+    path = os.path.join(folder, "_".join([word, *part]) + ".json")
     with open(path, "w") as file:
         json.dump(report, file, indent=1)
         file.write("\n")
