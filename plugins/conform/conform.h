@@ -27,6 +27,7 @@ typedef enum conform_op {
     CONFORM_ROW_FINISH,
     CONFORM_STEP_FINISH,
     CONFORM_ROW_LABELS,
+    CONFORM_ROW_SELECT,
     CONFORM_OP_COUNT
 } conform_op;
 

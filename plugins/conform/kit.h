@@ -169,6 +169,7 @@ void cases_tile_grad(kit *k);
 void cases_row_finish(kit *k);
 void cases_step_finish(kit *k);
 void cases_row_labels(kit *k);
+void cases_row_select(kit *k);
 void cases_offsets(kit *k);    /* rows far apart: 64-bit offsets */
 void cases_concurrent(kit *k); /* two queues; two devices from two threads */
 void bench_operations(kit *k);

@@ -21,3 +21,9 @@ RUN(tile_grad)
 RUN(row_finish)
 RUN(step_finish)
 RUN(row_labels)
+
+oh_status kit_run_row_select(const kit_seat *seat, const void *arguments) {
+    if (OH_BACKEND_HAS(seat->table, row_select)) return seat->table->row_select(seat->queue, arguments);
+    const oh_status waited = seat->table->queue_wait(seat->queue);
+    return waited == OH_OK ? oh_portable_row_select(arguments) : waited;
+}

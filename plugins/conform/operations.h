@@ -23,5 +23,6 @@ oh_status kit_run_tile_grad(const kit_seat *seat, const void *arguments);
 oh_status kit_run_row_finish(const kit_seat *seat, const void *arguments);
 oh_status kit_run_step_finish(const kit_seat *seat, const void *arguments);
 oh_status kit_run_row_labels(const kit_seat *seat, const void *arguments);
+oh_status kit_run_row_select(const kit_seat *seat, const void *arguments);
 
 #endif

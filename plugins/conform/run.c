@@ -11,8 +11,8 @@
 #include "kit.h"
 
 static const char *const op_names[CONFORM_OP_COUNT] = {
-    "device",     "queue",        "event",     "memory",     "gemm",        "copy_rows", "matrix_norm",
-    "tile_stats", "tile_overlap", "tile_grad", "row_finish", "step_finish", "row_labels"};
+    "device",     "queue",        "event",     "memory",     "gemm",        "copy_rows",  "matrix_norm",
+    "tile_stats", "tile_overlap", "tile_grad", "row_finish", "step_finish", "row_labels", "row_select"};
 
 static void name_operations(conform_report *r, const oh_backend *t) {
     for (int i = 0; i < CONFORM_OP_COUNT; ++i)
@@ -25,6 +25,7 @@ static void name_operations(conform_report *r, const oh_backend *t) {
     r->ops[CONFORM_ROW_FINISH].is_portable = !t->row_finish;
     r->ops[CONFORM_STEP_FINISH].is_portable = !t->step_finish;
     r->ops[CONFORM_ROW_LABELS].is_portable = !t->row_labels;
+    r->ops[CONFORM_ROW_SELECT].is_portable = !OH_BACKEND_HAS(t, row_select);
 }
 
 static void run_cases(kit *k) {
@@ -44,6 +45,7 @@ static void run_cases(kit *k) {
     cases_row_finish(k);
     cases_step_finish(k);
     cases_row_labels(k);
+    cases_row_select(k);
     cases_offsets(k);
     cases_concurrent(k);
 }

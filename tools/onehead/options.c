@@ -188,8 +188,10 @@ static const option_row table[] = {
      "Default: no prediction.",
      KIND_TEXT, FIELD(rate)},
     {"memory", "BYTES", STEP, GROUP_PLAN,
-     "For workspace and converted weights; K, M, G are powers of 1,024. Default: 2G.", KIND_BYTES,
-     FIELD(request.memory)},
+     "For workspace and converted weights; K, M, G are powers of 1,024. Default: 2G, on a device with memory of its "
+     "own "
+     "and what converted weights take.",
+     KIND_BYTES, FIELD(request.memory)},
 
     {"policy", "LIST", OPTIONS_BENCH, GROUP_PLAN,
      "Policies to measure, in turns: cached, recompute, naive. Default: all three.", KIND_TEXT, FIELD(policies)},
