@@ -1,6 +1,7 @@
 #include "bench.h"
 
 #include "bench_accuracy.h"
+#include "bench_copy.h"
 #include "error_line.h"
 #include "machine.h"
 #include "progress.h"
@@ -233,11 +234,13 @@ static oh_status measure(bench_run *b, oh_error *error) {
     return status;
 }
 
-/* What the plans and inputs took, by what is free now and was before them. */
-static void note_device_memory(const bench_run *b, bench_output *output) {
+/* Of a device with memory of its own, how fast a copy is, and what the plans and inputs took, by what is free now and was
+ * before them. */
+static void note_device(const bench_run *b, bench_output *output) {
     oh_device_info now;
-    if (output->table->caps & OH_CAP_HOST_MEMORY || output->device.memory_free == 0) return;
-    if (oh_context_device_info(b->context, &now, NULL) != OH_OK) return;
+    if (output->table->caps & OH_CAP_HOST_MEMORY) return;
+    if (output->copy_rate == 0) output->copy_rate = bench_copy_rate(output->table, oh_context_device(b->context));
+    if (output->device.memory_free == 0 || oh_context_device_info(b->context, &now, NULL) != OH_OK) return;
     const int64_t taken = output->device.memory_free - now.memory_free;
     if (taken > output->device_bytes) output->device_bytes = taken;
 }
@@ -262,7 +265,7 @@ oh_status bench_group(bench_output *output, const bench_setup *setup, const char
     if (status == OH_OK) output->table = b.inputs.backend;
     if (status == OH_OK) status = open_cases(&b, output, series, error);
     if (status == OH_OK) status = measure(&b, error);
-    if (status == OH_OK) note_device_memory(&b, output);
+    if (status == OH_OK) note_device(&b, output);
     progress_show(NULL);
     for (int i = 0; i < b.count; i++) {
         oh_plan_destroy(b.cases[i].plan);

@@ -45,6 +45,7 @@ typedef struct bench_output {
     int64_t count, capacity;
     oh_device_info device; /* of the latest context */
     const oh_backend *table;
+    double copy_rate;               /* of a device with memory of its own, bytes a second; 0: not measured */
     int64_t device_bytes;           /* taken of a device's own memory, inputs included; 0: it has none, or not known */
     char note[300];                 /* what the backend had to say, "" for nothing */
     span_log logs[BENCH_CASES_MAX]; /* last traced step of each case of the latest group, and the case's name */

@@ -177,7 +177,8 @@ static oh_status bench(options *o, const char *executable, bench_output *output,
                            .executable = executable,
                            .load_after = after.load[0],
                            .peak_memory = machine_peak_memory()};
-    if (output->device.threads > 0) report.copy_rate = machine_copy_rate(output->device.threads);
+    report.copy_rate =
+        output->table->caps & OH_CAP_HOST_MEMORY ? machine_copy_rate(output->device.threads) : output->copy_rate;
     progress_show(NULL);
     return put_out(files, &report, error);
 }
