@@ -14,8 +14,9 @@
 enum { M = 37, N = 70, K = 131, LD = 140, BYTES = LD * LD * 4 + 1 };
 
 static const struct {
-    int32_t operand, result;
-} kinds[] = {{OH_F32, OH_F32}, {OH_BF16, OH_F32}, {OH_F16, OH_F32}, {OH_BF16, OH_BF16}, {OH_F16, OH_F16}};
+    int32_t a, b, result;
+} kinds[] = {{OH_F32, OH_F32, OH_F32},  {OH_BF16, OH_BF16, OH_F32},  {OH_F16, OH_F16, OH_F32},
+             {OH_F32, OH_BF16, OH_F32}, {OH_BF16, OH_BF16, OH_BF16}, {OH_F16, OH_F16, OH_F16}};
 
 /* Elements start at byte 1 of each; all other bytes are 0xff, a NaN in every dtype. */
 static unsigned char a[BYTES], b[BYTES], c[BYTES], before[BYTES];
@@ -42,8 +43,8 @@ static oh_gemm product_of(int32_t op, size_t kind, int64_t m, int64_t n, int64_t
                      .lda = LD,
                      .ldb = LD,
                      .ldc = LD,
-                     .a_dtype = kinds[kind].operand,
-                     .b_dtype = kinds[kind].operand,
+                     .a_dtype = kinds[kind].a,
+                     .b_dtype = kinds[kind].b,
                      .c_dtype = kinds[kind].result};
 }
 
@@ -130,7 +131,7 @@ static void test_case_14_one_and_512_small_terms_are_two(void **state) {
         oh_store_elements(ones, l, 1, OH_BF16, &one);
     }
     for (int round = 0; round < 2; ++round) {
-        oh_gemm g = product_of(OH_GEMM_TN, round ? 3 : 1, 1, 1, 513);
+        oh_gemm g = product_of(OH_GEMM_TN, round ? 4 : 1, 1, 1, 513);
         g.a = small, g.b = ones, g.lda = g.ldb = 1;
         assert_int_equal(oh_portable_gemm(&g), OH_OK);
         assert_true(at(c, 0, 0, g.c_dtype) == 2);
@@ -177,6 +178,8 @@ static void test_impossible_products_are_refused_and_nothing_is_touched(void **s
     REFUSE(g.c = NULL);
     REFUSE(g.a_dtype = OH_BF16);
     REFUSE(g.c_dtype = OH_F16);
+    REFUSE(g.b_dtype = OH_F16);
+    REFUSE((g.b_dtype = OH_BF16, g.c_dtype = OH_BF16));
     REFUSE((g.a_dtype = OH_F64, g.b_dtype = OH_F64));
 #undef REFUSE
     assert_int_equal(oh_portable_gemm(NULL), OH_INVALID_ARGUMENT);

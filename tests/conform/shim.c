@@ -148,7 +148,8 @@ static const oh_backend table = {
     .size = sizeof(oh_backend),
     .minor = OH_BACKEND_MINOR,
     .caps = OH_CAP_HOST_MEMORY | OH_CAP_DETERMINISTIC,
-    .gemm_kinds = OH_GEMM_F32_F32 | OH_GEMM_BF16_F32 | OH_GEMM_F16_F32 | OH_GEMM_BF16_BF16 | OH_GEMM_F16_F16,
+    .gemm_kinds = OH_GEMM_F32_F32 | OH_GEMM_BF16_F32 | OH_GEMM_F16_F32 | OH_GEMM_BF16_BF16 | OH_GEMM_F16_F16 |
+                  OH_GEMM_F32_BF16_F32,
     .tile_formats = 1u << OH_TILE_F32 | 1u << OH_TILE_BF16 | 1u << OH_TILE_F16 | 1u << OH_TILE_DIFF,
     .name = "shim",
     .build = "the portable operations, for tests of the conformance kit",

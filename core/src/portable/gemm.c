@@ -25,7 +25,9 @@ static double element(const operand *x, int64_t i, int64_t j) {
 }
 
 static int kind_valid(const oh_gemm *g) {
-    if (g->a_dtype != g->b_dtype || !oh_element_size(g->a_dtype)) return 0;
+    if (!oh_element_size(g->a_dtype)) return 0;
+    if (g->a_dtype == OH_F32 && g->b_dtype == OH_BF16) return g->c_dtype == OH_F32;
+    if (g->a_dtype != g->b_dtype) return 0;
     return g->c_dtype == OH_F32 || g->c_dtype == g->a_dtype;
 }
 
