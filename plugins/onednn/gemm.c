@@ -3,14 +3,17 @@
  * C is cut along its rows and columns and k into blocks, as functions of the product's shape and the device's number of
  * threads: whoever computes a part, its sums are added in the same order.
  *
- * A f32 x B bf16 is what a gradient tile in f32 times the weight is, and oneDNN has no such product. Rounding A to bf16
- * would cost it 16 of its 24 bits. So, a block at a time, in scratch memory,
- *   WIDEN   B becomes f32, which holds every bf16;
- *   MATRIX  or, with matrix units that multiply bf16 far more than three times as fast, A becomes three bf16 matrices,
- *           one below the other, of its leading, middle and last 8 bits, which add up to A exactly. One product with B
- *           gives three sums, which are added at the end. (A finite value times an infinite one is NaN then.)
- * MATRIX is also how bf16 x bf16 is multiplied where there are matrix units, with A as it is: oneDNN has its AMX
- * kernels only for matrices whose rows lie next to each other, so B is packed (pack.c) and C collected in scratch.
+ *   PLAIN   Operands are multiplied where they lie.
+ *   COPY    B's block becomes f32 in scratch memory, which holds every bf16: A f32 x B bf16 is what a gradient tile in
+ *           f32 times the weight is, and oneDNN has no such product; rounding A to bf16 would cost it 16 of its 24 bits.
+ *           Also f32 x f32 where k goes down B's rows (NN, TN): H is a power of two as often as not, its rows then fall
+ *           into the same few lines of a cache, and oneDNN's kernels ran at a quarter of their speed (measured on Zen 4).
+ *           The copy's rows are a cache line longer than their elements.
+ *   MATRIX  bf16 on matrix units (AMX). oneDNN has its AMX kernels only for matrices whose rows lie next to each other,
+ *           so B is packed (pack.c) and C collected in scratch. Of A f32 x B bf16, A becomes three bf16 matrices, one
+ *           below the other, of its leading, middle and last 8 bits, which add up to A exactly: matrix units multiply
+ *           bf16 far more than three times as fast as f32 is multiplied. One product with B gives three sums, which are
+ *           added at the end. (A finite value times an infinite one is NaN then.)
  *
  * In all of them every product of two elements is exact or an f32 product, and every sum is f32: nothing is rounded to
  * bf16. AMX and AVX-512 BF16 take subnormal numbers for 0 and write 0 for them. */
@@ -31,8 +34,11 @@
 #define ROUNDS_MAX 4
 #define HELD_UP 0.1
 #define ALIGNMENT 256
+#define CACHE_LINE ((int64_t)16) /* in f32 */
+/* Fewer rows of C than this don't earn a copy of B. */
+#define COPY_ROWS_MIN 16
 
-typedef enum mode { PLAIN, WIDEN, MATRIX, MODES } mode;
+typedef enum mode { PLAIN, COPY, MATRIX, MODES } mode;
 
 /* The largest part, by what a core's caches hold, and what a block's copies cost: multiply-adds in the time of one
  * element of A and of B. Of MATRIX with A in one piece and in three. k_block of PLAIN: far from 32 bits. */
@@ -41,7 +47,7 @@ typedef struct limit {
     double a_cost, b_cost;
 } limit;
 
-static const limit plain_limit = {512, 1024, (int64_t)1 << 20, 30, 30}, widen_limit = {512, 512, 512, 10, 30};
+static const limit plain_limit = {512, 1024, (int64_t)1 << 20, 30, 30}, copy_limit = {512, 1024, 256, 10, 30};
 static const limit matrix_limit = {512, 1024, 8192, 0, 100}, thirds_limit = {256, 512, 512, 125, 65};
 /* Elements of packed B of a part, with A in one piece. */
 #define PACKED_ELEMENTS ((int64_t)1 << 18)
@@ -78,9 +84,9 @@ static int64_t min64(int64_t a, int64_t b) {
 }
 
 static mode how_of(const oh_device *device, const oh_gemm *g) {
-    if (g->b_dtype == OH_F32) return PLAIN;
+    if (g->b_dtype == OH_F32) return g->op == OH_GEMM_NT || g->m < COPY_ROWS_MIN ? PLAIN : COPY;
     if (device->bf16 == ON_BF16_MATRIX) return MATRIX;
-    return g->a_dtype == OH_F32 ? WIDEN : PLAIN;
+    return g->a_dtype == OH_F32 ? COPY : PLAIN;
 }
 
 /* --------------------------------------------------------------------------------------------------- partition ---- */
@@ -90,7 +96,7 @@ static int is_small(const oh_gemm *g) {
 }
 
 static limit limit_of(const product *p) {
-    if (p->how != MATRIX) return p->how == PLAIN ? plain_limit : widen_limit;
+    if (p->how != MATRIX) return p->how == PLAIN ? plain_limit : copy_limit;
     if (p->pieces == 3) return thirds_limit;
     limit l = matrix_limit;
     const int64_t columns = PACKED_ELEMENTS / min64(p->g->k, l.k_block) / 64 * 64;
@@ -142,9 +148,17 @@ static int64_t a_bytes(const product *p) {
     return p->how == MATRIX ? round_up(p->pieces * p->rows * p->k_block * 2, ALIGNMENT) : 0;
 }
 
+/* The stride of a copy's rows of so many elements. */
+static int64_t copied_row(int64_t elements) {
+    return round_up(elements, CACHE_LINE) + CACHE_LINE;
+}
+
 static int64_t b_bytes(const product *p) {
     if (p->how == MATRIX) return round_up(p->columns, 64) * round_up(p->k_block, 32) * 2;
-    return p->how == WIDEN ? round_up(p->k_block * p->columns * 4, ALIGNMENT) : 0;
+    if (p->how == PLAIN) return 0;
+    const int across = p->g->op == OH_GEMM_NT;
+    const int64_t rows = across ? p->columns : p->k_block, row = across ? p->k_block : p->columns;
+    return round_up(rows * copied_row(row) * (int64_t)sizeof(float), ALIGNMENT);
 }
 
 static int64_t c_bytes(const product *p) {
@@ -210,19 +224,23 @@ static dnnl_status_t plain_block(const product *p, const part *at, int64_t k, in
     return run_block(p, at, &shape, a_at(g, at->i, k), b_at(g, k, at->j), c_at(g, at->i, at->j));
 }
 
-static dnnl_status_t widen_block(const product *p, const part *at, int64_t k, int64_t count) {
+static dnnl_status_t copy_block(const product *p, const part *at, int64_t k, int64_t count) {
     const oh_gemm *g = p->g;
     const int across = g->op == OH_GEMM_NT; /* rows of B are columns of the product */
-    const int64_t rows = across ? at->n : count, columns = across ? count : at->n;
+    const int64_t rows = across ? at->n : count, columns = across ? count : at->n, ld = copied_row(columns);
     for (int64_t row = 0; row < rows; ++row) {
-        const char *from = across ? b_at(g, k, at->j + row) : b_at(g, k + row, at->j);
-        widen((const uint16_t *)(const void *)from, (float *)(void *)at->b + row * columns, columns);
+        const void *from = across ? b_at(g, k, at->j + row) : b_at(g, k + row, at->j);
+        float *to = (float *)(void *)at->b + row * ld;
+        if (g->b_dtype == OH_F32)
+            memcpy(to, from, (size_t)columns * sizeof *to);
+        else
+            widen(from, to, columns);
     }
     const matmul_shape shape = {.m = at->m,
                                 .n = at->n,
                                 .k = count,
                                 .lda = g->lda,
-                                .ldb = columns,
+                                .ldb = ld,
                                 .ldc = g->ldc,
                                 .operand = OH_F32,
                                 .a_transposed = g->op == OH_GEMM_TN,
@@ -296,7 +314,7 @@ static void collect(const product *p, const part *at) {
 
 static void run_part(void *work, int64_t index, int32_t member) {
     static dnnl_status_t (*const blocks[MODES])(const product *, const part *, int64_t, int64_t) = {
-        [PLAIN] = plain_block, [WIDEN] = widen_block, [MATRIX] = matrix_block};
+        [PLAIN] = plain_block, [COPY] = copy_block, [MATRIX] = matrix_block};
     product *p = work;
     const oh_gemm *g = p->g;
     /* Parts of the same columns of B follow each other: they find them in the cache. */

@@ -5,13 +5,6 @@
 
 #include <string.h>
 
-void widen(const uint16_t *restrict from, float *restrict to, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-        const uint32_t bits = (uint32_t)from[i] << 16;
-        memcpy(&to[i], &bits, sizeof bits);
-    }
-}
-
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -45,6 +38,15 @@ AVX512 void split(const float *restrict from, uint16_t *restrict high, uint16_t 
         high[i] = (uint16_t)(top >> 16);
         middle[i] = (uint16_t)(next >> 16);
         low[i] = (uint16_t)(bits_of_f32(rest - f32_of_bits(next)) >> 16);
+    }
+}
+
+AVX512 void widen(const uint16_t *from, float *to, int64_t count) {
+    for (int64_t i = 0; i < count; i += PAIRS) {
+        const int64_t left = count - i;
+        const __mmask16 mask = (__mmask16)(left >= PAIRS ? 0xffffu : (1u << left) - 1u);
+        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from + i));
+        _mm512_mask_storeu_epi32(to + i, mask, _mm512_slli_epi32(wide, 16));
     }
 }
 
@@ -120,7 +122,11 @@ void pack_b(const packing *p, const uint16_t *b, int transposed, int64_t ld, int
 
 #else
 
-/* No AVX-512, no AMX: never called. */
+/* No AVX-512, no bf16: never called. */
+void widen(const uint16_t *from, float *to, int64_t count) {
+    (void)from, (void)to, (void)count;
+}
+
 void pack_b(const packing *p, const uint16_t *b, int transposed, int64_t ld, int64_t n, int64_t k, uint16_t *to) {
     (void)p, (void)b, (void)transposed, (void)ld, (void)n, (void)k, (void)to;
 }

@@ -21,7 +21,7 @@ static inline int64_t packing_bytes(const packing *p) {
  * 64 bytes. Needs AVX-512. */
 void pack_b(const packing *p, const uint16_t *b, int transposed, int64_t ld, int64_t n, int64_t k, uint16_t *to);
 
-/* bf16 to f32. */
+/* bf16 to f32. Needs AVX-512. */
 void widen(const uint16_t *from, float *to, int64_t count);
 
 /* f32 as the sum of three bf16, exactly: its leading, middle and last 8 bits. An infinity or a NaN is all in `high`.

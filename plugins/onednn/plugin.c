@@ -1,9 +1,9 @@
 /* plugin.c - the oneDNN backend: a CPU backend that multiplies bf16 as bf16 where the CPU does.
  *
  * What it claims
- *   gemm           f32 x f32 -> f32 everywhere. Where the CPU has AVX-512 BF16 or AMX also bf16 x bf16 -> f32 and
- *                  f32 x bf16 -> f32 (gemm.c): products of bf16 are exact in f32 and are added up in f32. No f16:
- *                  oneDNN 2.6 has none on CPUs.
+ *   gemm           f32 x f32 -> f32 everywhere. Where the CPU multiplies bf16 faster (AMX, AMD's AVX-512 BF16: device.c)
+ *                  also bf16 x bf16 -> f32 and f32 x bf16 -> f32 (gemm.c): products of bf16 are exact in f32 and are
+ *                  added up in f32. No f16: oneDNN 2.6 has none on CPUs.
  *   tile formats   f32, bf16, f16 and diff.
  *   deterministic  C's partition is a function of shape and threads, and each part is multiplied on one thread.
  *   calls return when their work is done; queues exist in name only.
