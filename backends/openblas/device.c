@@ -9,12 +9,14 @@
 #include <cblas.h>
 
 #include "device.h"
-#include "tiles.h"
+#include "tile_kernels.h"
 
 /* OpenBLAS keeps a buffer for each thread that is inside a call: room for 128 in Debian's build, more at the price of
  * a warning on stderr. */
 #define THREADS_DEFAULT_MAX 128
 #define THREADS_MAX 512
+/* Overrides the tile kernels chosen by CPU: baseline, avx2 or avx512. Read when a device is opened. */
+#define TILES_VARIABLE "ONEHEAD_OPENBLAS_TILES"
 
 /* openblas_get_config writes into a buffer of its own, so it's asked once, under a lock. */
 static pthread_once_t blas_once = PTHREAD_ONCE_INIT;
@@ -56,7 +58,7 @@ int32_t ob_device_count(void) {
 static void warn_about_old_kernel(const oh_device *device) {
     static const char *const old[] = {"Prescott", "Core2", "Penryn",  "Dunnington",
                                       "Nehalem",  "Atom",  "Opteron", "Barcelona"};
-    if (!device->host || !device->host->log || !ob_kernels_supported(OB_ISA_AVX2)) return;
+    if (!device->host || !device->host->log || !tile_kernels_choose("avx2")) return;
     for (size_t i = 0; i < sizeof old / sizeof *old; ++i) {
         if (strcmp(blas_core, old[i]) != 0) continue;
         char line[300];
@@ -81,12 +83,12 @@ oh_status ob_device_open(const oh_device_options *options, const oh_host *host, 
                       "openblas: the libopenblas in this process is the %s build (\"%s\"), expected the OpenMP build; "
                       "install libopenblas0-openmp and make it the one that is loaded",
                       blas_parallel == 0 ? "single-threaded" : "pthreads", blas_config);
-    const char *tiles = getenv(OB_TILES_VARIABLE);
-    const ob_kernels *kernels = ob_kernels_choose(tiles);
+    const char *tiles = getenv(TILES_VARIABLE);
+    const tile_kernels *kernels = tile_kernels_choose(tiles);
     if (!kernels)
         return refuse(error, OH_INVALID_ARGUMENT,
-                      "openblas: " OB_TILES_VARIABLE " = \"%.40s\", expected one that this CPU has of: %s", tiles,
-                      ob_kernels_names());
+                      "openblas: " TILES_VARIABLE " = \"%.40s\", expected one that this CPU has of: %s", tiles,
+                      tile_kernels_names());
 
     oh_device *d = calloc(1, sizeof *d);
     if (!d) return refuse(error, OH_OUT_OF_MEMORY, "openblas: no memory for a device of %zu bytes", sizeof *d);

@@ -4,12 +4,12 @@
 
 #include "onehead/backend.h"
 
-struct ob_kernels;
+struct tile_kernels;
 
 struct oh_device {
     const oh_host *host; /* the core's services, or NULL */
     int32_t threads;     /* logical: what products are partitioned for */
-    const struct ob_kernels *kernels;
+    const struct tile_kernels *kernels;
     char kernel_line[256];
     oh_error error; /* the latest failure */
 };

@@ -14,8 +14,8 @@
  * Environment: ONEHEAD_OPENBLAS_TILES = baseline, avx2 or avx512 overrides the tile kernels chosen by CPU. The product
  * kernel is OpenBLAS's own choice; device_info says which it is.
  *
- * Files: device.c, parallel.c (threads, fork), queue_memory.c, gemm.c, copy.c, rows.c, tiles.c; the row kernels in
- * kernels_*.inc, compiled by tiles_baseline.c, tiles_avx2.c and tiles_avx512.c over one vector_*.h each. */
+ * Files: device.c, parallel.c (threads, fork), queue_memory.c, gemm.c, rows.c, tiles.c (copies and tiles, which are
+ * backends/tiles's work). */
 #include "device.h"
 
 #ifndef ONEHEAD_BUILD_STRING

@@ -7,7 +7,7 @@
 #include <onehead/backend.h>
 
 struct matmul_cache;
-struct ob_kernels;
+struct tile_kernels;
 
 /* Products of bf16 that are added up in f32, at a speed that makes them worth having. Read from the CPU once. */
 typedef enum on_bf16 { ON_BF16_NONE = 0, ON_BF16_VECTOR = 1, ON_BF16_MATRIX = 2 } on_bf16; /* -, AVX-512, AMX */
@@ -20,7 +20,7 @@ struct oh_device {
     dnnl_engine_t engine;
     dnnl_stream_t *streams; /* [threads]: one for each thread of a team */
     struct matmul_cache *matmuls;
-    const struct ob_kernels *kernels; /* of tiles.c; NULL: the core's portable operations do its work */
+    const struct tile_kernels *kernels; /* of tiles.c; NULL: the core's portable operations do its work */
     char kernel_line[256];
     oh_error error; /* the latest failure */
 };
@@ -64,8 +64,8 @@ oh_status on_gemm(oh_queue *queue, const oh_gemm *product);
 int64_t on_gemm_scratch(oh_device *device, const oh_gemm *product);
 
 /* tiles.c, where the build has the row kernels that it runs. */
-const struct ob_kernels *on_kernels(void);
-const char *on_kernels_name(const struct ob_kernels *kernels);
+const struct tile_kernels *on_kernels(void);
+const char *on_kernels_name(const struct tile_kernels *kernels);
 oh_status on_copy_rows(oh_queue *queue, const oh_copy_rows *copy);
 oh_status on_matrix_norm(oh_queue *queue, const oh_matrix_norm *norm);
 oh_status on_tile_stats(oh_queue *queue, const oh_tile_stats *stats);

@@ -1,4 +1,4 @@
-/* vector_generic.h - the vector operations of tiles_kernels.inc in GCC's and Clang's vector extension: 4 lanes, which
+/* vector_generic.h - the vector operations of kernels.inc in GCC's and Clang's vector extension: 4 lanes, which
  * become SSE2 on any x86-64 and NEON on aarch64. vector_avx512.h says what the names mean. */
 #ifndef ONEHEAD_OPENBLAS_VECTOR_H
 #define ONEHEAD_OPENBLAS_VECTOR_H

@@ -1,4 +1,4 @@
-/* vector_avx512.h - the vector operations of tiles_kernels.inc in AVX-512 F, BW, DQ and VL: 16 lanes.
+/* vector_avx512.h - the vector operations of kernels.inc in AVX-512 F, BW, DQ and VL: 16 lanes.
  *
  * The same names in every vector_*.h:
  *   vf, vm       floats; one truth value a lane

@@ -1,4 +1,4 @@
-/* vector_avx2.h - the vector operations of tiles_kernels.inc in AVX2, FMA and F16C: 8 lanes. vector_avx512.h says what
+/* vector_avx2.h - the vector operations of kernels.inc in AVX2, FMA and F16C: 8 lanes. vector_avx512.h says what
  * the names mean. */
 #ifndef ONEHEAD_OPENBLAS_VECTOR_H
 #define ONEHEAD_OPENBLAS_VECTOR_H
