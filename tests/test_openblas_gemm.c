@@ -316,7 +316,8 @@ static void test_thread_settings_stay_the_callers(void **state) {
     const int of_blas = blas_threads();
     const int before = threads_of_process();
     step_run(&one, &s);
-    assert_int_equal(threads_of_process(), before);
+    /* Fewer: one that an earlier test has joined may only now leave the list. */
+    assert_true(threads_of_process() <= before);
     step_run(&two, &s);
     assert_true(threads_of_process() <= before + 1);
     assert_int_equal(max_threads(), 7);
