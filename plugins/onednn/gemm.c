@@ -8,7 +8,7 @@
  *           f32 times the weight is, and oneDNN has no such product; rounding A to bf16 would cost it 16 of its 24 bits.
  *           Also f32 x f32 where k goes down B's rows (NN, TN): H is a power of two as often as not, its rows then fall
  *           into the same few lines of a cache, and oneDNN's kernels ran at a quarter of their speed (measured on Zen 4).
- *           The copy's rows are a cache line longer than their elements.
+ *           The copy's rows are an odd number of cache lines apart.
  *   MATRIX  bf16 on matrix units (AMX). oneDNN has its AMX kernels only for matrices whose rows lie next to each other,
  *           so B is packed (pack.c) and C collected in scratch. Of A f32 x B bf16, A becomes three bf16 matrices, one
  *           below the other, of its leading, middle and last 8 bits, which add up to A exactly: matrix units multiply
@@ -148,9 +148,9 @@ static int64_t a_bytes(const product *p) {
     return p->how == MATRIX ? round_up(p->pieces * p->rows * p->k_block * 2, ALIGNMENT) : 0;
 }
 
-/* The stride of a copy's rows of so many elements. */
+/* The stride of a copy's rows of so many elements: an odd number of cache lines. */
 static int64_t copied_row(int64_t elements) {
-    return round_up(elements, CACHE_LINE) + CACHE_LINE;
+    return (ceil_div(elements, CACHE_LINE) | 1) * CACHE_LINE;
 }
 
 static int64_t b_bytes(const product *p) {
