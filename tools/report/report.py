@@ -294,8 +294,8 @@ def limit_of(b):
     rest = max(1 - products - tiles, 0)
     what = ("matrix products" if products >= max(tiles, rest) else "passes over tiles" if tiles >= rest else
             "everything but products and tiles")
-    return (f"most of a {b['policy']} step with {b['tile']} tiles goes into {what}: products {products:.0%} of it, passes "
-            f"over tiles {tiles:.0%}, the rest {rest:.0%}")
+    return (f"the largest part of a {b['policy']} step with {b['tile']} tiles: {what}. Products take {products:.0%} of it, "
+            f"passes over tiles {tiles:.0%}, the rest {rest:.0%}")
 
 
 def summary(run):
