@@ -134,20 +134,23 @@ static void *on_device(device_arrays *d, const void *host, int64_t count, int ou
     return d->array[i].device;
 }
 
-static void move_to_device(device_arrays *d, const step_case *c, oh_inputs *in, oh_outputs *out) {
-    const oh_request *r = &c->request;
+static void move_to_device(device_arrays *d, const step_case *c, const oh_request *r, oh_inputs *in, oh_outputs *out) {
+    const int64_t target_vocab = r->target_vocab ? r->target_vocab : r->vocab;
     const int64_t top_k = r->objective.top_k_count ? r->objective.top_k[r->objective.top_k_count - 1] : 0;
     assert_int_equal(oh_context_backend(d->context)->queue_open(d->context->device, NULL, &d->queue), OH_OK);
     in->draft_hidden = on_device(d, in->draft_hidden, c->rows * r->hidden, 0);
     in->target_hidden = on_device(d, in->target_hidden, c->target_rows * r->hidden, 0);
     in->lm_head = on_device(d, in->lm_head, r->vocab * r->hidden, 0);
+    in->target_lm_head = on_device(d, in->target_lm_head,
+                                   target_vocab * (r->target_hidden ? r->target_hidden : r->hidden), 0);
     in->bias = on_device(d, in->bias, r->vocab, 0);
-    in->target_bias = in->bias;
+    in->target_bias = on_device(d, r->has_target_bias ? in->target_bias : NULL, target_vocab, 0);
     if (r->device_inputs & OH_DEVICE_MASK) in->mask = on_device(d, in->mask, c->rows, 0);
     if (r->device_inputs & OH_DEVICE_LABEL) in->label = on_device(d, in->label, c->rows, 0);
     if (r->device_inputs & OH_DEVICE_TARGET_ROW) in->target_row = on_device(d, in->target_row, c->rows, 0);
     out->draft_grad = on_device(d, out->draft_grad, c->rows * r->hidden, 1);
     out->lm_head_grad = on_device(d, out->lm_head_grad, r->vocab * r->hidden, 1);
+    out->bias_grad = on_device(d, out->bias_grad, r->vocab, 1);
     out->row_loss = on_device(d, out->row_loss, c->rows, 1);
     out->weight = on_device(d, out->weight, c->rows, 1);
     out->label = on_device(d, out->label, c->rows, 1);
@@ -218,7 +221,7 @@ void step_run_observed(oh_context *context, const step_case *c, oh_tile_observer
     oh_outputs outputs = step_outputs(out, &c->request);
     device_arrays device = {.context = context};
     const int elsewhere = !(oh_context_backend(context)->caps & OH_CAP_HOST_MEMORY);
-    if (elsewhere) move_to_device(&device, c, &inputs, &outputs);
+    if (elsewhere) move_to_device(&device, c, &c->request, &inputs, &outputs);
     oh_status status = oh_plan_create(context, &c->request, &plan, &error);
     if (status == OH_OK) oh_plan_observe(plan, observer, user);
     if (status == OH_OK) status = oh_plan_run(plan, &inputs, &outputs, &error);
@@ -234,6 +237,22 @@ void step_run_observed(oh_context *context, const step_case *c, oh_tile_observer
     out->results.slot_hits = out->sums + oh_sum_slot_hits(&c->request.objective);
     out->results.slot_count = out->sums + oh_sum_slot_count(&c->request.objective);
     oh_plan_destroy(plan);
+}
+
+oh_status step_run_plan(oh_context *context, const step_case *c, const oh_request *request, const oh_inputs *inputs,
+                        const oh_outputs *outputs, oh_results *results, oh_error *error) {
+    oh_plan *plan = NULL;
+    oh_inputs in = *inputs;
+    oh_outputs out = *outputs;
+    device_arrays device = {.context = context};
+    const int elsewhere = !(oh_context_backend(context)->caps & OH_CAP_HOST_MEMORY);
+    if (elsewhere) move_to_device(&device, c, request, &in, &out);
+    oh_status status = oh_plan_create(context, request, &plan, error);
+    if (status == OH_OK) status = oh_plan_run(plan, &in, &out, error);
+    if (status == OH_OK) status = oh_plan_results(plan, results, error);
+    if (elsewhere) move_back(&device);
+    oh_plan_destroy(plan);
+    return status;
 }
 
 void step_output_close(step_output *out) {

@@ -49,6 +49,11 @@ void step_output_close(step_output *out);
  * of summation, and ties are plenty. */
 void step_case_make_exact(step_case *c, draws *d);
 
+/* Makes a plan of `request`, runs it once and reads its results, whose arrays are gone with the plan; through copies on
+ * the device where that has its own memory. */
+oh_status step_run_plan(oh_context *context, const step_case *c, const oh_request *request, const oh_inputs *inputs,
+                        const oh_outputs *outputs, oh_results *results, oh_error *error);
+
 /* Outputs that `out` needs, allocated and poisoned for a plan of `c`. */
 void step_output_open(step_output *out, const step_case *c);
 oh_outputs step_outputs(const step_output *out, const oh_request *request);

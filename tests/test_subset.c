@@ -59,7 +59,6 @@ static void close_case(subset_case *c) {
 /* step_run with the target's head in its place. */
 static void run(oh_context *context, const subset_case *c, const step_case *s, const float *target_bias,
                 step_output *out) {
-    oh_plan *plan = NULL;
     oh_error error = {OH_OK, ""};
     oh_request request = s->request;
     step_output_open(out, s);
@@ -68,11 +67,8 @@ static void run(oh_context *context, const subset_case *c, const step_case *s, c
     inputs.target_bias = target_bias;
     request.has_target_bias = target_bias != NULL;
     const oh_outputs outputs = step_outputs(out, &request);
-    oh_status status = oh_plan_create(context, &request, &plan, &error);
-    if (status == OH_OK) status = oh_plan_run(plan, &inputs, &outputs, &error);
-    if (status == OH_OK) status = oh_plan_results(plan, &out->results, &error);
-    if (status != OH_OK) fail_msg("%s", error.message);
-    oh_plan_destroy(plan);
+    if (step_run_plan(context, s, &request, &inputs, &outputs, &out->results, &error) != OH_OK)
+        fail_msg("%s", error.message);
 }
 
 static int close_to(double a, double b) {
@@ -246,7 +242,6 @@ static void test_the_bias_gradient_is_the_loss_s_derivative(void **state) {
         step_case c;
         oh_context *context = step_context_open();
         oh_error error = {OH_OK, ""};
-        oh_plan *plan = NULL;
         step_output out;
         oh_results results;
         float gradient[VD];
@@ -263,8 +258,7 @@ static void test_the_bias_gradient_is_the_loss_s_derivative(void **state) {
         outputs.bias_grad = gradient;
         for (int v = 0; v < VD; ++v)
             gradient[v] = NAN;
-        if (oh_plan_create(context, r, &plan, &error) != OH_OK) fail_msg("%s", error.message);
-        if (oh_plan_run(plan, &inputs, &outputs, &error) != OH_OK) fail_msg("%s", error.message);
+        if (step_run_plan(context, &c, r, &inputs, &outputs, &results, &error) != OH_OK) fail_msg("%s", error.message);
         float scratch[VD];
         outputs.bias_grad = scratch;
         double size = 0;
@@ -276,15 +270,13 @@ static void test_the_bias_gradient_is_the_loss_s_derivative(void **state) {
             double loss[2];
             for (int side = 0; side < 2; ++side) {
                 c.bias[v] = side ? at + step : at - step;
-                assert_int_equal(oh_plan_run(plan, &inputs, &outputs, &error), OH_OK);
-                assert_int_equal(oh_plan_results(plan, &results, &error), OH_OK);
+                assert_int_equal(step_run_plan(context, &c, r, &inputs, &outputs, &results, &error), OH_OK);
                 loss[side] = results.loss;
             }
             c.bias[v] = at;
             const double derivative = (loss[1] - loss[0]) / (2 * (double)step);
             assert_true(fabs(derivative - (double)gradient[v]) <= 0x1p-12 * size + 0x1p-12 * fabs(derivative));
         }
-        oh_plan_destroy(plan);
         step_output_close(&out);
         step_case_close(&c);
         oh_context_close(context);

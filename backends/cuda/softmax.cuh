@@ -15,8 +15,9 @@ static __device__ row_softmax softmax_of(float z_max, float z_inv, float z_log, 
     row_softmax s;
     s.z_offset = exponent_offset(z_max);
     s.t_offset = exponent_offset(t_max);
-    s.z_factor = z_inv * exp2f((float)exponent_correction(s.z_offset, z_max));
-    s.t_factor = t_inv * exp2f((float)exponent_correction(s.t_offset, t_max));
+    /* The maximum's exponential is divided by itself: a row of one finite logit has p = 1 exactly. */
+    s.z_factor = (float)((double)z_inv / (double)exp2_fast(exponent(z_max, s.z_offset)));
+    s.t_factor = (float)((double)t_inv / (double)exp2_fast(exponent(t_max, s.t_offset)));
     const double ratio = ((double)t_max - (double)z_max) + ((double)t_log - (double)z_log);
     s.ratio_high = (float)ratio;
     s.ratio_low = (float)(ratio - (double)s.ratio_high);

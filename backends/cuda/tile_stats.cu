@@ -19,14 +19,14 @@
 
 #define SLACK 4.0f
 
-/* Sums relative to the offsets, alike for both tiles, so that equal ones have equal sums. z_dot alone is in natural units
- * and relative to z_base, of which z_offset is the rounded product with C: an entropy near 0 is a sum of terms far
- * smaller than that rounding. */
+/* Sums relative to the offsets, alike for both tiles, so that equal ones have equal sums. An offset is the rounded product
+ * of its base, a logit, with C. z_dot alone is in natural units and relative to z_base: an entropy near 0 is a sum of terms
+ * far smaller than that rounding. */
 struct thread_stats {
     float z_max, t_max;
     float z_second; /* the largest maximum of the draft's other units than z_unit */
-    float z_base, z_offset, t_offset;
-    float z_limit, t_limit; /* a maximum above these moves the offset; -inf: none yet */
+    float z_base, t_base; /* -inf: none yet */
+    float z_offset, t_offset;
     float z_sum, t_sum, z_dot, kl_dot, rkl_dot, z_total;
     int z_unit, t_unit; /* first vector of the lowest unit with the maximum; -1: none */
     unsigned flags;
@@ -37,7 +37,7 @@ enum { SUM_Z, SUM_T, SUM_Z_DOT, SUM_KL, SUM_RKL, SUM_TOTAL, SUM_COUNT };
 /* As oh_row_stats_shift moves a row's. */
 static __device__ __forceinline__ void move_z_offset(thread_stats *s, float max) {
     const float offset = exponent_offset(max);
-    if (s->z_limit > -INFINITY) {
+    if (s->z_base > -INFINITY) {
         const float d = s->z_offset - offset, e = exp2f(d);
         s->z_dot = e * (s->z_dot + (s->z_base - max) * s->z_sum);
         s->rkl_dot = e * (s->rkl_dot + d * s->z_sum);
@@ -46,19 +46,18 @@ static __device__ __forceinline__ void move_z_offset(thread_stats *s, float max)
     }
     s->z_base = max;
     s->z_offset = offset;
-    s->z_limit = max + SLACK;
 }
 
 static __device__ __forceinline__ void move_t_offset(thread_stats *s, float max) {
     const float offset = exponent_offset(max);
-    if (s->t_limit > -INFINITY) {
+    if (s->t_base > -INFINITY) {
         const float d = s->t_offset - offset, e = exp2f(d);
         s->kl_dot = e * (s->kl_dot + d * s->t_sum);
         s->rkl_dot -= d * s->z_sum;
         s->t_sum *= e;
     }
+    s->t_base = max;
     s->t_offset = offset;
-    s->t_limit = max + SLACK;
 }
 
 /* -------------------------------------------------------------------------------------------- single elements ---- */
@@ -87,8 +86,8 @@ template <class ROW> static __device__ void add_element(thread_stats *s, float z
         s->t_unit = unit;
     }
     /* Offsets move, here with every new maximum, before anything of this element is added. */
-    if (z > -INFINITY && (s->z_limit == -INFINITY || z > s->z_base)) move_z_offset(s, z);
-    if (t > -INFINITY && (s->t_limit == -INFINITY || exponent(t, s->t_offset) > 0)) move_t_offset(s, t);
+    if (z > s->z_base) move_z_offset(s, z);
+    if (t > s->t_base) move_t_offset(s, t);
     const float dz = exponent(z, s->z_offset), dt = exponent(t, s->t_offset);
     const float ez = z > -INFINITY ? exp2_fast(dz) : 0, et = t > -INFINITY ? exp2_fast(dt) : 0;
     s->z_sum += ez;
@@ -214,9 +213,10 @@ static __device__ __forceinline__ void add_unit(thread_stats *s, const ROW &row,
                                                 const int *vector, const unit_bits<COUNT> &bits) {
     float z_max, t_max;
     unit_maxima<FORMAT, ROW, TRANSFORM, COUNT>(row, view, vector, bits, &z_max, &t_max);
-    if (z_max > s->z_limit || t_max > s->t_limit) {
-        if (z_max > s->z_limit && z_max < INFINITY) move_z_offset(s, z_max);
-        if (t_max > s->t_limit && t_max < INFINITY) move_t_offset(s, t_max);
+    const bool moves_z = z_max - SLACK > s->z_base, moves_t = t_max - SLACK > s->t_base;
+    if (moves_z || moves_t) {
+        if (moves_z && z_max < INFINITY) move_z_offset(s, z_max);
+        if (moves_t && t_max < INFINITY) move_t_offset(s, t_max);
     }
     unit_sums v = {0, 0, 0, 0, 0, 0, 0};
 #pragma unroll
@@ -300,19 +300,31 @@ static __device__ double moved_dot(double dot, double d, double sum) {
     return fabs(moved) < 1e-6 * fabs(dot) && fabs(d) < 1e-4 ? 0 : moved;
 }
 
+/* A base's own exponential relative to its offset, by which sums are divided to be relative to the base: a row of one
+ * finite logit sums to exactly 1. */
+static __device__ double base_exponential(float base, float offset) {
+    return base > -INFINITY ? (double)exp2_fast(exponent(base, offset)) : 1.0;
+}
+
+static __device__ double exponential(double distance) {
+    return (double)exp2f((float)(distance * (double)LOG2_E));
+}
+
 /* The thread's sums relative to the row's maxima, in natural units. */
 static __device__ void thread_sums(const thread_stats *s, float z_max, float t_max, double *sums) {
     const double to_natural = 1.0 / (double)LOG2_E;
-    const double dz = s->z_limit > -INFINITY ? exponent_correction(s->z_offset, z_max) : 0;
-    const double base = s->z_limit > -INFINITY ? (double)s->z_base - (double)z_max : 0;
-    const double dt = s->t_limit > -INFINITY ? exponent_correction(s->t_offset, t_max) : 0;
-    const double ez = (double)exp2f((float)dz), et = (double)exp2f((float)dt);
-    const double z_sum = (double)s->z_sum, t_sum = (double)s->t_sum;
+    const bool has_z = s->z_base > -INFINITY, has_t = s->t_base > -INFINITY;
+    const double dz = has_z ? exponent_correction(s->z_offset, z_max) : 0;
+    const double dt = has_t ? exponent_correction(s->t_offset, t_max) : 0;
+    const double base = has_z ? (double)s->z_base - (double)z_max : 0;
+    const double ez = exponential(base), et = exponential(has_t ? (double)s->t_base - (double)t_max : 0);
+    const double z_one = base_exponential(s->z_base, s->z_offset), t_one = base_exponential(s->t_base, s->t_offset);
+    const double z_sum = (double)s->z_sum / z_one, t_sum = (double)s->t_sum / t_one;
     sums[SUM_Z] = ez * z_sum;
     sums[SUM_T] = et * t_sum;
-    sums[SUM_Z_DOT] = ez * ((double)s->z_dot + base * z_sum);
-    sums[SUM_KL] = to_natural * et * moved_dot((double)s->kl_dot, dt - dz, t_sum);
-    sums[SUM_RKL] = to_natural * ez * moved_dot((double)s->rkl_dot, dz - dt, z_sum);
+    sums[SUM_Z_DOT] = ez * ((double)s->z_dot / z_one + base * z_sum);
+    sums[SUM_KL] = to_natural * et * moved_dot((double)s->kl_dot / t_one, dt - dz, t_sum);
+    sums[SUM_RKL] = to_natural * ez * moved_dot((double)s->rkl_dot / z_one, dz - dt, z_sum);
     sums[SUM_TOTAL] = (double)s->z_total;
 }
 
@@ -371,8 +383,8 @@ static __device__ void finish_row(const oh_tile_stats &s, const stats_shared *sh
 }
 
 static __device__ __forceinline__ void start_row(thread_stats *own) {
-    own->z_max = own->z_second = own->t_max = own->z_limit = own->t_limit = -INFINITY;
-    own->z_base = own->z_offset = own->t_offset = 0;
+    own->z_max = own->z_second = own->t_max = own->z_base = own->t_base = -INFINITY;
+    own->z_offset = own->t_offset = 0;
     own->z_sum = own->t_sum = own->z_dot = own->kl_dot = own->rkl_dot = own->z_total = 0;
     own->z_unit = own->t_unit = -1;
     own->flags = 0;
