@@ -56,7 +56,7 @@ class Options:
 
     def encode(self) -> str:
         """A text that `decode` reads: what an opaque operation can carry."""
-        return repr(tuple([getattr(self, name) for name in _FIELDS]))  # in words that torch.compile can follow
+        return repr(tuple([_static(getattr(self, name)) for name in _FIELDS]))  # in words that torch.compile can follow
 
     @staticmethod
     @functools.lru_cache(maxsize=256)
@@ -91,10 +91,17 @@ def _terms_text(terms: Terms) -> str:
     return ",".join(f"{name}={float(weight)!r}" for name, weight in terms.items())
 
 
+def _static(value: Any) -> Any:
+    """A number that torch.compile has made dynamic, as the constant that it is: options have no dynamic ones."""
+    if compiling() and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return torch.fx.experimental.symbolic_shapes.guard_scalar(value)
+    return value
+
+
 def _decay_text(decay: Decay) -> str:
     if decay is None or isinstance(decay, str):
         return decay or "none"
-    return ":".join([str(decay[0])] + [repr(float(value)) for value in decay[1:]])
+    return ":".join([str(decay[0])] + [repr(float(_static(value))) for value in decay[1:]])
 
 
 def memory_bytes(memory: Memory) -> int:
