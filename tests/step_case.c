@@ -141,8 +141,8 @@ static void move_to_device(device_arrays *d, const step_case *c, const oh_reques
     in->draft_hidden = on_device(d, in->draft_hidden, c->rows * r->hidden, 0);
     in->target_hidden = on_device(d, in->target_hidden, c->target_rows * r->hidden, 0);
     in->lm_head = on_device(d, in->lm_head, r->vocab * r->hidden, 0);
-    in->target_lm_head = on_device(d, in->target_lm_head,
-                                   target_vocab * (r->target_hidden ? r->target_hidden : r->hidden), 0);
+    in->target_lm_head =
+        on_device(d, in->target_lm_head, target_vocab * (r->target_hidden ? r->target_hidden : r->hidden), 0);
     in->bias = on_device(d, in->bias, r->vocab, 0);
     in->target_bias = on_device(d, r->has_target_bias ? in->target_bias : NULL, target_vocab, 0);
     if (r->device_inputs & OH_DEVICE_MASK) in->mask = on_device(d, in->mask, c->rows, 0);

@@ -24,7 +24,7 @@
  * far smaller than that rounding. */
 struct thread_stats {
     float z_max, t_max;
-    float z_second; /* the largest maximum of the draft's other units than z_unit */
+    float z_second;       /* the largest maximum of the draft's other units than z_unit */
     float z_base, t_base; /* -inf: none yet */
     float z_offset, t_offset;
     float z_sum, t_sum, z_dot, kl_dot, rkl_dot, z_total;

@@ -78,7 +78,7 @@ static void check_select(kit *k, const char *name, const select_shape *s) {
     kit_buffer *draft_row = kit_bytes(k, "draft_row", KIT_OUT, NULL, written * 4);
     kit_buffer *label_out = kit_bytes(k, "label_out", KIT_OUT, NULL, written * 4);
     kit_buffer *by_target = kit_bytes(k, s->shared ? "target_index" : "target_source", KIT_OUT, NULL, written * 4);
-    kit_buffer *sums = kit_bytes(k, "sums", KIT_OUT, NULL, OH_SELECTED_COUNT * 8);
+    kit_buffer *sums = kit_bytes(k, "sums", KIT_OUT, NULL, (int64_t)OH_SELECTED_COUNT * 8);
     kit_buffer *factor = kit_bytes(k, "factor", KIT_OUT, NULL, 4);
     got.mask_out = kit_at(mask_out), got.compact = kit_at(compact), got.target_row_out = kit_at(row_out);
     got.draft_row = kit_at(draft_row), got.label_out = kit_at(label_out);
@@ -115,7 +115,7 @@ void cases_row_select(kit *k) {
     } cases[] = {
         {"one-block", {4, 4, 4, 1, OH_F32, false, false, false}},
         {"f32-given-mapped", {3000, 2400, 5, 1, OH_F32, true, true, false}},
-        {"u8-shared", {7001 * 2, 1402 * 2, 2, 0, OH_U8, false, true, true}},
+        {"u8-shared", {14002, 2804, 2, 0, OH_U8, false, true, true}},
         {"bool-identity", {4096, 1024, 16, 1, OH_BOOL, true, false, false}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i)
