@@ -59,6 +59,7 @@ def cases(tile: Optional[str]) -> List[Case]:
         our_case("onehead, anchors too", "kl", tile=tile, first_slot=0),
         Case("trainer, naive", "kl", trainers.naive),
         Case("trainer, shared logits", "kl", trainers.shared),
+        Case("gradient in forward", "kl", trainers.in_forward),
         Case("gradient in forward, torch.compile", "kl", trainers.compiled),
         our_case("onehead", "jsd", tile=tile),
         Case("liger-kernel", "jsd", peers.liger_jsd),
@@ -221,6 +222,9 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=32768)
     parser.add_argument("--hidden", type=int, default=5120)
     parser.add_argument("--vocab", type=int, default=248320)
+    parser.add_argument("--chunk", type=int, default=2048)
+    parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
+    parser.add_argument("--threads", type=int, help="of a CPU (default: each library's own choice)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=220, help="seconds (default 220)")
     parser.add_argument("--exact-rows", type=int, default=64, help="rows compared with float64 (default 64)")
@@ -235,7 +239,12 @@ def main() -> int:
     if options.peers:
         peers.unpack(options.peers, unpacked.name)
     clock = Clock(options.device)
-    inputs = make_inputs(options.rows, options.hidden, options.vocab, options.device)
+    trainers.CHUNK = ours.CHUNK = options.chunk
+    if options.threads:
+        torch.set_num_threads(options.threads)
+        ours.THREADS = options.threads
+    dtype = torch.float32 if options.dtype == "f32" else torch.bfloat16
+    inputs = make_inputs(options.rows, options.hidden, options.vocab, options.device, dtype)
     all_cases = cases(options.tile)
     # A third of the time is the rounds'.
     alive = warm_all(all_cases, inputs, clock, options, deadline - options.budget / 3)

@@ -14,7 +14,7 @@ PANEL = 16384  # vocabulary columns at a time in float64
 
 @dataclasses.dataclass
 class Inputs:
-    """bf16, normal; logits of a standard deviation of 3, the drafter's hidden states half a deviation from the target's.
+    """Normal, in bf16 or f32; logits of a standard deviation of 3, the drafter's hidden states half a deviation from the target's.
 
     For the divergence with a drafter's weights (`kl`): blocks of 16 whose first slot is the anchor, decay exp(-k / 10),
     divided by the sum of weights. For `jsd` and `ce`: every row alike, divided by their number."""
@@ -27,21 +27,23 @@ class Inputs:
     norm: float  # its sum
 
 
-def make_inputs(rows: int, hidden: int, vocab: int, device: str, seed: int = 1) -> Inputs:
+def make_inputs(
+    rows: int, hidden: int, vocab: int, device: str, dtype: torch.dtype = torch.bfloat16, seed: int = 1
+) -> Inputs:
     g = torch.Generator(device=device).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=g, device=device)
 
     target = normal(rows, hidden)
-    draft = (target + 0.5 * normal(rows, hidden)).bfloat16().requires_grad_()
-    head = torch.empty(vocab, hidden, dtype=torch.bfloat16, device=device)
+    draft = (target + 0.5 * normal(rows, hidden)).to(dtype).requires_grad_()
+    head = torch.empty(vocab, hidden, dtype=dtype, device=device)
     for i in range(0, vocab, PANEL):
         head[i : i + PANEL] = normal(min(PANEL, vocab - i), hidden) * 3 / hidden**0.5
     slot = torch.arange(rows, device=device) % BLOCK
     weight = torch.exp(-(slot - 1).float() / GAMMA) * (slot >= 1)
     labels = torch.randint(0, vocab, (rows,), generator=g, device=device)
-    return Inputs(draft, target.bfloat16(), head, labels, weight, float(weight.sum()))
+    return Inputs(draft, target.to(dtype), head, labels, weight, float(weight.sum()))
 
 
 def _rows_gradient(objective: str, z: Tensor, t: Tensor, label: Tensor) -> Tensor:

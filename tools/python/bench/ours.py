@@ -13,7 +13,7 @@ import onehead
 from onehead import _context, _step, functions
 from onehead._autograd import gradients
 
-CHUNK, MEMORY = 2048, "16G"
+CHUNK, MEMORY, THREADS = 2048, "16G", None  # threads: of a CPU backend
 #: Tensor arguments of draft_loss, in the order of functions.prepare.
 TENSORS = (
     "lm_head", "target_hidden", "target_row", "labels", "loss_mask", "target_lm_head", "bias", "target_bias",
@@ -31,7 +31,8 @@ OBJECTIVES: Dict[str, Dict[str, Any]] = {
 
 def arguments(inputs: Inputs, objective: str, **options: Any) -> Dict[str, Any]:
     """Of draft_loss, without draft_hidden."""
-    found = dict(OBJECTIVES[objective], lm_head=inputs.head, chunk=CHUNK, memory=MEMORY, grad_dtype=torch.bfloat16)
+    found = dict(OBJECTIVES[objective], lm_head=inputs.head, chunk=CHUNK, memory=MEMORY, threads=THREADS)
+    found["grad_dtype"] = inputs.draft.dtype
     if objective == "ce":
         found["labels"] = inputs.labels.cpu()
     else:

@@ -90,15 +90,19 @@ def shared(inputs: Inputs) -> Callable[[], Dict[str, Any]]:
 
 
 def kl_and_gradient(z: Tensor, t: Tensor, w: Tensor) -> Any:
-    """Weighted losses, and the gradient by the logits in bf16."""
+    """Weighted losses, and the gradient by the logits in their dtype."""
     log_p, log_q = torch.log_softmax(z.float(), -1), torch.log_softmax(t.float(), -1)
     q = log_q.exp()
     return w * (q * (log_q - log_p)).sum(-1), ((log_p.exp() - q) * w[:, None]).to(z.dtype)
 
 
 def compiled(inputs: Inputs) -> Callable[[], Dict[str, Any]]:
-    """The gradient formed in the forward pass, the softmaxes by torch.compile: two projections a chunk."""
-    fused = torch.compile(kl_and_gradient)
+    """The same, the softmaxes by torch.compile."""
+    return in_forward(inputs, torch.compile(kl_and_gradient))
+
+
+def in_forward(inputs: Inputs, fused: Callable[..., Any] = kl_and_gradient) -> Callable[[], Dict[str, Any]]:
+    """The gradient formed in the forward pass: two projections a chunk."""
 
     @torch.no_grad()
     def step() -> Dict[str, Any]:
