@@ -4,10 +4,11 @@
  * A thread keeps its sums in f32, in units of log 2 (tiles.cuh has why), relative to an offset that follows its running
  * maximum only when that has moved by more than SLACK, so that the loop seldom rescales and no exponential exceeds
  * e^SLACK. A larger slack would cost digits: where most of a sum of e^x x lies far above the offset, it cancels when it
- * is moved to the maximum. The first offset is the warp's largest logit in its first vectors. What needs no more than one
- * look at several elements (maxima, whether all are finite, the sums' own addition) is done once a unit, the two
- * neighbouring vectors that a thread takes at a time; their terms are added up before they are added to the sum. Threads are merged in f64, in a fixed order, relative to the row's maxima; the
- * panel is merged into the row's statistics by oh_row_stats_merge, which has the definitions.
+ * is moved to the maximum. The first offset is the warp's largest logit in its first vectors. What takes one look at
+ * several elements (maxima, whether all are finite, adding to the sums) is done once a unit: the two neighbouring vectors
+ * that a thread takes at a time, whose terms are added up before they are added to the sum. Threads are merged in f64, in
+ * a fixed order, relative to the row's maxima; the panel is merged into the row's statistics by oh_row_stats_merge, which
+ * has the definitions.
  *
  * A unit that holds NaN or an infinity shows in its own sums, which are then not finite (0 times -inf is NaN): it is added
  * element by element instead, as are the edges of a row. */
