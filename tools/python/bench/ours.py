@@ -61,14 +61,14 @@ def c_call(draft: Tensor, rest: Dict[str, Any]) -> Callable[[], Dict[str, Any]]:
     rest = dict(dict(terms=None, topk=(1, 4, 8), norm="weights", decay=("exp", 10.0)), **rest)
     onehead.draft_loss(draft, **rest)
     device = draft.device
-    context = _context.context_for(rest.get("backend"), device, 0)
+    context = _context.context_for(rest.get("backend"), device, rest.get("threads") or 0)
     live = context.last_plan
     tensors = [rest.pop(name, None) for name in TENSORS]
     made, batch = functions.prepare(draft.detach(), *tensors, rest.pop("terms"), rest)
     c_inputs = _step._inputs(batch)
     outputs = _step._allocate(made, batch, made.produce | gradients(True, False, False))
     c_outputs = _step.S.Outputs(**{name: tensor.data_ptr() for name, tensor in outputs.items()})
-    workspace = _context._aligned(torch.empty(live.workspace_bytes // 8 + 64, dtype=torch.float64, device=device))
+    workspace = context.workspace(live.workspace_bytes)  # on a CPU the one that draft_loss uses, where it lies matters
     c_inputs.workspace, c_inputs.workspace_bytes = workspace.data_ptr(), workspace.numel() * 8
     c_inputs.stream = context.stream()
 
