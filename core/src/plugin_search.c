@@ -1,15 +1,18 @@
 /* Where a plugin is looked for. The directories are few and the files in them fewer, so that every question walks them
  * again and nothing is remembered that could grow stale. */
-#define _GNU_SOURCE /* secure_getenv, scandir */
+#define _GNU_SOURCE /* secure_getenv, scandir, dladdr */
 #include "loader.h"
 
 #include "status.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* The build defines both, as absolute paths. */
 #ifndef ONEHEAD_BACKEND_DIR
@@ -62,10 +65,27 @@ typedef struct directory {
 } directory;
 
 typedef struct search {
-    const char *rest; /* of the variable; NULL: at its end */
-    int compiled;     /* compiled-in directories seen */
-    int index;        /* directories seen */
+    const char *rest;  /* of the variable; NULL: at its end */
+    int looked_beside; /* the library's own place was seen */
+    int compiled;      /* compiled-in directories seen */
+    int index;         /* directories seen */
 } search;
+
+/* Where this library is installed, whatever prefix it was configured for: onehead/backends beside its file. 0: there is
+ * no such directory, or it is one of the compiled-in ones. */
+static int beside_library(char path[PATH_MAX]) {
+    static const char anchor;
+    Dl_info library;
+    struct stat found;
+    if (dladdr(&anchor, &library) == 0 || library.dli_fname == NULL || realpath(library.dli_fname, path) == NULL)
+        return 0;
+    char *const slash = strrchr(path, '/');
+    if (slash == NULL) return 0;
+    const size_t left = PATH_MAX - (size_t)(slash - path);
+    const int length = snprintf(slash, left, "/onehead/backends");
+    if (length < 0 || (size_t)length >= left || stat(path, &found) != 0 || !S_ISDIR(found.st_mode)) return 0;
+    return strcmp(path, ONEHEAD_BACKEND_DIR) != 0 && strcmp(path, ONEHEAD_BUILD_BACKEND_DIR) != 0;
+}
 
 /* The variable's text must not be changed by another thread meanwhile, as with every reading of the environment. */
 static search search_begin(void) {
@@ -76,6 +96,7 @@ static search search_begin(void) {
 /* 0: no directory is left. */
 static int search_next(search *at, directory *d) {
     static const char *const compiled[] = {ONEHEAD_BACKEND_DIR, ONEHEAD_BUILD_BACKEND_DIR};
+    char beside[PATH_MAX];
     const char *text = NULL;
     size_t length = 0;
     d->from_variable = at->rest != NULL;
@@ -83,7 +104,12 @@ static int search_next(search *at, directory *d) {
         text = at->rest;
         length = strcspn(text, ":");
         at->rest = text[length] == ':' ? text + length + 1 : NULL;
+    } else if (!at->looked_beside && beside_library(beside)) {
+        text = beside;
+        length = strlen(text);
+        at->looked_beside = 1;
     } else {
+        at->looked_beside = 1;
         while (at->compiled < 2 && compiled[at->compiled][0] == '\0')
             ++at->compiled;
         if (at->compiled == 2) return 0;

@@ -228,6 +228,10 @@ class TestOptions(InFolder):
             plain = run_json("run", batch, "--terms", terms)["loss"]
             self.assertNotEqual(run_json("run", batch, "--terms", terms, option)["loss"], plain)
 
+    def test_gradients_that_overflow_alike_agree(self):
+        done = run("check", self.write(), "--upstream", "1e300", "--json")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
     def test_upstream_scales_the_gradient_and_not_the_loss(self):
         batch = self.write()
         one, part = run_json("run", batch), run_json("run", batch, "--upstream", "-0.37")

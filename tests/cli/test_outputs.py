@@ -123,6 +123,35 @@ class TestOutputs(test_cli.InFolder):
             for name in self.files():
                 os.remove(self.path(name))
 
+    def test_an_output_is_no_input_and_no_other_output(self):
+        with open(self.batch, "rb") as file:
+            bytes_before = file.read()
+        os.symlink(self.batch, self.path("link"))
+        os.mkdir(self.path("checkpoint"))
+        in_checkpoint = self.path("checkpoint/model.safetensors")
+        with open(self.batch, "rb") as source, open(in_checkpoint, "wb") as to:
+            to.write(source.read())
+        dotted = os.path.join(self.folder, ".", "same")
+        run_one = ["run", self.batch]
+        for command_line, subject, other in (
+            ([*run_one, "--grad", self.batch], "--grad", "an input"),
+            ([*run_one, "--rows", self.path("link")], "--rows", "an input"),
+            ([*run_one, "--trace", os.path.join(self.folder, ".", "batch.safetensors")], "--trace", "an input"),
+            ([*run_one, "--lm-head", self.again, "--grad", self.again], "--grad", "a file of --lm-head"),
+            ([*run_one, "--lm-head", self.again + ":lm_head", "--grad", self.again], "--grad", "a file of --lm-head"),
+            ([*run_one, "--lm-head", self.path("checkpoint"), "--rows", in_checkpoint], "--rows", "a file of --lm-head"),
+            ([*run_one, "--grad", self.path("same"), "--trace", dotted], "--trace", "--grad's"),
+            ([*BENCH, "--out", dotted, "--trace", self.path("same")], "--out", "--trace's"),
+            (["report", self.batch, "--out", self.path("link")], "--out", "an input"),
+        ):
+            done = run(*command_line)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), (command_line, done.stderr))
+            self.assertRegex(done.stderr, rf"\Aonehead: [a-z]+: {subject}: '.*' is also {other}\n\Z")
+        for path in (self.batch, in_checkpoint):
+            with open(path, "rb") as file:
+                self.assertEqual(file.read(), bytes_before)
+        self.assertEqual(run(*run_one, "--json", "--trace", "/dev/null", "--grad", self.path("new")).returncode, 0)
+
     def test_outputs_of_one_command_appear_together(self):
         outputs = ["--grad", self.old("grad"), "--rows", self.old("rows"), "--trace", self.old("trace")]
         self.assertEqual(run("run", self.batch, *outputs).returncode, 0)

@@ -202,6 +202,13 @@ class TestMany(unittest.TestCase):
         done = run("run", self.batches, "--lm-head", self.head, "--threads", "1", "--terms", "ce=1", "--labels", "given")
         self.assertEqual(done.returncode, 3)
         self.assertIn("z.safetensors", done.stderr)
+        os.remove(no_target)
+        bad = os.path.join(self.batches, "b2.safetensors")
+        self.parts[2]["loss_mask"][7] = -1
+        safetensors.write(bad, self.parts[2])
+        done = run("run", self.batches, "--lm-head", self.head, "--threads", "1")
+        self.assertEqual((done.returncode, done.stdout), (3, ""))
+        self.assertRegex(done.stderr, r"\Aonehead: run: \S*/b2\.safetensors: loss_mask\[7\] = -1: .*\n\Z")
 
     def test_a_terminal_shows_a_line_that_fits_it(self):
         for columns in (80, 40):

@@ -49,13 +49,16 @@ for plugin in "$backends"/onehead-*.so; do
     [[ $mode == 644 ]] || fail "$plugin has mode $mode, expected 644"
 done
 
-export ONEHEAD_BACKEND_PATH=$backends
+unset ONEHEAD_BACKEND_PATH
 cmake -S "$here" -B "$build/consumer/cmake" -DCMAKE_C_COMPILER="$cc" -DCMAKE_PREFIX_PATH="$prefix" \
     -DONEHEAD_EXPECTED_VERSION="$version" >/dev/null
 cmake --build "$build/consumer/cmake" >/dev/null
 "$build/consumer/cmake/consumer" "$version"
+# What is installed finds its own backends, wherever that is, before those of the build tree.
+first=$("$prefix/bin/onehead" backends --json | sed -n 's/.*"path": "\(.*onehead-openblas.so\)".*/\1/p' | head -n 1)
+[[ $first == "$backends/onehead-openblas.so" ]] || fail "the installed command looks for openblas in '$first' first"
 
-export PKG_CONFIG_PATH=$lib/pkgconfig
+export ONEHEAD_BACKEND_PATH=$backends PKG_CONFIG_PATH=$lib/pkgconfig
 found=$(pkg-config --modversion onehead)
 [[ $found == "$version" ]] || fail "pkg-config says version '$found', expected $version"
 [[ $(realpath "$(pkg-config --variable=backenddir onehead)") == "$(realpath "$backends")" ]] ||

@@ -52,6 +52,11 @@ static void conclude(check_comparison *c) {
 
 /* ------------------------------------------------------------------------------------------------------- arrays ---- */
 
+/* 0 for what is the same, though it be infinite or NaN. */
+static double difference(double x, double y) {
+    return x == y || (isnan(x) && isnan(y)) ? 0 : x - y;
+}
+
 /* A gradient's rows in the 2-norm. The entry names the row that is furthest off, as a multiple of its bound, and there
  * the element that is furthest off. */
 static oh_status compare_gradient(check_comparison *c, const check_scale *scale, const step_result *expected,
@@ -65,15 +70,16 @@ static oh_status compare_gradient(check_comparison *c, const check_scale *scale,
         double size = 0, off = 0, most = -1;
         int64_t at = 0;
         for (int64_t i = 0; i < expected->hidden; i++) {
-            const double x = (double)a[row * expected->hidden + i], d = x - (double)b[row * expected->hidden + i];
+            const double x = (double)a[row * expected->hidden + i];
+            const double d = difference(x, (double)b[row * expected->hidden + i]);
             size += x * x;
             off += d * d;
             if (fabs(d) > most || isnan(d)) most = fabs(d), at = i;
         }
         const double unit = expected->weight != NULL ? scale->row_unit * (double)expected->weight[row] : 0;
         const double bound = scale->rounding * (2e-5 * sqrt(size) + 0x1p-20 * unit) + scale->grad_rounding * unit;
-        /* NaN compares false: a row of NaN is beyond every bound. */
-        const bool within = sqrt(off) <= bound;
+        /* NaN compares false: a row that is NaN in one of them is beyond every bound. */
+        const bool within = off == 0 || sqrt(off) <= bound;
         const bool stepped = !within && beyond < scale->step_rows && sqrt(off) <= unit;
         if (!within) beyond++;
         if (!within && !stepped) entry->agrees = false;
@@ -100,7 +106,7 @@ static oh_status compare_head(check_comparison *c, const check_scale *scale, con
     double size = 0, off = 0, most = -1;
     int64_t at = 0;
     for (int64_t i = 0; i < expected->vocab * expected->hidden; i++) {
-        const double x = (double)expected->head_grad[i], d = x - (double)found->head_grad[i];
+        const double x = (double)expected->head_grad[i], d = difference(x, (double)found->head_grad[i]);
         size += x * x;
         off += d * d;
         if (fabs(d) > most || isnan(d)) most = fabs(d), at = i;
@@ -113,7 +119,7 @@ static oh_status compare_head(check_comparison *c, const check_scale *scale, con
     entry->ulp = most > 0 ? most / ulp_size(entry->expected) : 0;
     entry->bound = scale->rounding * (2e-5 * sqrt(size) + 0x1p-20 * scale->head_unit) +
                    2 * scale->grad_rounding * scale->head_unit;
-    entry->agrees = sqrt(off) <= entry->bound;
+    entry->agrees = off == 0 || sqrt(off) <= entry->bound;
     return OH_OK;
 }
 

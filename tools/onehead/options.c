@@ -3,6 +3,7 @@
 #include "command.h"
 #include "error_line.h"
 #include "numbers.h"
+#include "output_paths.h"
 
 #include <float.h>
 #include <getopt.h>
@@ -370,8 +371,6 @@ static oh_status check_together(const options *o, const options_command *command
                           "%" PRId64 ", expected a multiple of the block size, %" PRId64, o->request.chunk,
                           objective->block_size);
     }
-    if (o->grad_file != NULL && o->rows_file != NULL && strcmp(o->grad_file, o->rows_file) == 0)
-        return error_line(error, OH_INVALID_ARGUMENT, "--rows", "'%.100s' is also --grad's", o->rows_file);
     return OH_OK;
 }
 
@@ -420,7 +419,9 @@ oh_status options_read(options *o, const options_command *command, int argc, cha
 bool options_begin(options *o, const options_command *command, int argc, char **argv, int *code) {
     oh_error error;
     options_init(o);
-    if (options_read(o, command, argc, argv, &error) != OH_OK) {
+    oh_status status = options_read(o, command, argc, argv, &error);
+    if (status == OH_OK && !o->help) status = output_paths_check(o, &error);
+    if (status != OH_OK) {
         *code = command_fail(command->name, &error);
         return false;
     }

@@ -131,12 +131,19 @@ static oh_status use_batch(pass *p, const batch *b, oh_error *error) {
     return step_use(&p->s, b, p->head.tensor != NULL && b->lm_head.data == p->head.tensor->data, error);
 }
 
+/* The library knows tensors, not the file that they are from. */
+static oh_status name_batch(const batch *b, oh_status status, oh_error *error) {
+    const oh_error found = *error;
+    return error_line(error, status, b->name, "%s", found.message);
+}
+
 static oh_status run_batch(pass *p, const batch *b, oh_error *error) {
     oh_request request;
     oh_status status = request_of(p, b, &request, error);
     if (status == OH_OK) status = use_batch(p, b, error);
-    if (status == OH_OK) status = plan_for(p, &request, error);
     if (status != OH_OK) return status;
+    status = plan_for(p, &request, error);
+    if (status != OH_OK) return name_batch(b, status, error);
     /* A weight of the batch's own, or a copy of one: the address says nothing about the contents. */
     if (p->head.tensor == NULL || b->lm_head.data != p->head.tensor->data) oh_plan_weight_changed(p->plan);
 
@@ -146,7 +153,7 @@ static oh_status run_batch(pass *p, const batch *b, oh_error *error) {
     status = oh_plan_run(p->plan, &p->s.inputs, &out, error);
     if (status == OH_OK) status = oh_plan_results(p->plan, &figures, error);
     if (status == OH_OK) status = download_sums(p, error);
-    if (status != OH_OK) return status;
+    if (status != OH_OK) return name_batch(b, status, error);
     run_sums *const total = &p->total;
     total->seconds += step_clock() - start;
     total->projections_draft += figures.projections_draft;
