@@ -65,27 +65,9 @@ __global__ void __launch_bounds__(THREADS) select_sums_kernel(const oh_row_selec
     if (threadIdx.x == 0) oh_select_close(&s);
 }
 
-static int dtypes_valid(const oh_row_select *s) {
-    if (s->mask && s->mask_dtype != OH_U8 && s->mask_dtype != OH_BOOL && s->mask_dtype != OH_F32) return 0;
-    if (s->label && s->label_dtype != OH_I32 && s->label_dtype != OH_I64) return 0;
-    return !s->target_row || s->target_row_dtype == OH_I32 || s->target_row_dtype == OH_I64;
-}
-
-static int select_valid(const oh_row_select *s) {
-    const oh_objective *o = &s->objective;
-    if (o->block_size <= 0 || o->first_slot < 0 || o->first_slot > o->block_size) return 0;
-    if (s->rows < 0 || s->chunk <= 0 || s->rows % o->block_size != 0 || s->chunk % o->block_size != 0) return 0;
-    if (s->places != s->chunk / o->block_size * (o->block_size - o->first_slot) || !dtypes_valid(s)) return 0;
-    if (!s->sums || !s->factor) return 0;
-    if (s->rows == 0) return 1;
-    if (!s->mask_out || !s->compact || !s->draft_row || !s->label_out) return 0;
-    if (o->labels == OH_LABELS_GIVEN && !s->label) return 0;
-    return s->target_rows == 0 || (s->target_tile ? s->target_index != NULL : s->target_source != NULL);
-}
-
 oh_status cuda_row_select(oh_queue *queue, const oh_row_select *select) {
     if (queue_ready(queue) != OH_OK) return queue_ready(queue);
-    if (!select_valid(select)) return queue_refuse(queue, "row_select");
+    if (!oh_select_valid(select)) return queue_refuse(queue, "row_select");
     const device_guard guard(queue->device);
     const int64_t chunks = (select->rows + select->chunk - 1) / select->chunk;
     if (chunks > INT32_MAX) return queue_refuse(queue, "row_select");

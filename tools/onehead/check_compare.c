@@ -33,12 +33,16 @@ static check_entry *new_entry(check_comparison *c, const char *name, oh_error *e
     return entry;
 }
 
-/* Two figures that are both absent (NaN) or both the same infinity are equal. */
+/* 0 for what is the same, though both be absent (NaN) or the same infinity. */
+static double difference(double x, double y) {
+    return x == y || (isnan(x) && isnan(y)) ? 0 : x - y;
+}
+
 static void judge(check_entry *entry, double expected, double found, double bound) {
-    const bool same = expected == found || (isnan(expected) && isnan(found));
     entry->expected = expected;
     entry->found = found;
-    entry->absolute = same ? 0 : fabs(expected - found);
+    entry->absolute = fabs(difference(expected, found));
+    const bool same = entry->absolute == 0;
     entry->ulp = same ? 0 : entry->absolute / ulp_size(expected);
     entry->bound = bound;
     entry->agrees = same || entry->absolute <= bound || (isinf(bound) && !isnan(entry->absolute));
@@ -51,11 +55,6 @@ static void conclude(check_comparison *c) {
 }
 
 /* ------------------------------------------------------------------------------------------------------- arrays ---- */
-
-/* 0 for what is the same, though it be infinite or NaN. */
-static double difference(double x, double y) {
-    return x == y || (isnan(x) && isnan(y)) ? 0 : x - y;
-}
 
 /* A gradient's rows in the 2-norm. The entry names the row that is furthest off, as a multiple of its bound, and there
  * the element that is furthest off. */

@@ -249,7 +249,7 @@ done:
     return status;
 }
 
-static bool is_index_name(const char *path) {
+bool ckpt_is_index_name(const char *path) {
     static const char ending[] = ".json";
     const size_t length = strlen(path);
     return length >= sizeof ending - 1 && strcmp(path + length - (sizeof ending - 1), ending) == 0;
@@ -285,8 +285,7 @@ static oh_status open_folder(ckpt_head *head, const char *folder, const char *as
     return status;
 }
 
-/* Cuts `path`, a copy of the spec, into FILE and TENSOR; NULL where there is no TENSOR. */
-static oh_status split_spec(char *path, char **asked, oh_error *error) {
+oh_status ckpt_split_spec(char *path, char **asked, oh_error *error) {
     *asked = NULL;
     if (path[0] == '\0') return error_line(error, OH_IO, "lm_head", "no file given, expected FILE[:TENSOR]");
     if (exists(path)) return OH_OK;
@@ -310,11 +309,11 @@ oh_status ckpt_open(ckpt_head *head, const char *spec, oh_error *error) {
     if (path == NULL) return error_line(error, OH_OUT_OF_MEMORY, spec, "out of memory");
 
     char *asked;
-    oh_status status = split_spec(path, &asked, error);
+    oh_status status = ckpt_split_spec(path, &asked, error);
     if (status == OH_OK) {
-        status = is_folder(path)       ? open_folder(head, path, asked, error)
-                 : is_index_name(path) ? open_index(head, path, asked, error)
-                                       : open_single(head, path, asked, error);
+        status = is_folder(path)            ? open_folder(head, path, asked, error)
+                 : ckpt_is_index_name(path) ? open_index(head, path, asked, error)
+                                            : open_single(head, path, asked, error);
     }
     if (status != OH_OK) ckpt_close(head);
     free(path);

@@ -27,6 +27,12 @@ typedef struct ckpt_head {
  * file, no or several candidates, wrong rank or dtype), OH_OUT_OF_MEMORY. */
 oh_status ckpt_open(ckpt_head *head, const char *spec, oh_error *error);
 
+/* Cuts `path`, a copy of the spec, into FILE and TENSOR (NULL where there is none). Errors: OH_IO, OH_BAD_DATA. */
+oh_status ckpt_split_spec(char *path, char **tensor, oh_error *error);
+
+/* Whether a file is an index, by its name. */
+bool ckpt_is_index_name(const char *path);
+
 /* Closes the file and clears the record; a zeroed record is fine. */
 void ckpt_close(ckpt_head *head);
 

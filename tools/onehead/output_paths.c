@@ -1,10 +1,10 @@
 #include "output_paths.h"
 
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "checkpoint.h"
 #include "error_line.h"
 
 typedef struct place {
@@ -40,22 +40,21 @@ static bool would_replace(const char *output, const char *other) {
            strcmp(a.name, b.name) == 0;
 }
 
-/* FILE[:TENSOR], an index file or a checkpoint's folder: of the latter two every file that is there counts. */
+/* FILE[:TENSOR], an index file or a checkpoint's folder: of the latter two every file that is there counts. A spec that
+ * names nothing is for ckpt_open to refuse. */
 static bool is_in_checkpoint(const char *output, const char *lm_head) {
     char path[PATH_MAX];
     const size_t length = strlen(lm_head);
     if (length >= sizeof path) return false;
     memcpy(path, lm_head, length + 1);
-    struct stat found;
-    char *const colon = strrchr(path, ':');
-    if (stat(path, &found) != 0 && colon != NULL) *colon = '\0';
+    char *tensor;
+    oh_error unused;
+    if (ckpt_split_spec(path, &tensor, &unused) != OH_OK) return false;
     if (would_replace(output, path)) return true;
-    const place out = place_of(output);
-    if (!out.exists || !out.has_folder || stat(path, &found) != 0) return false;
-    if (S_ISDIR(found.st_mode)) return is_same(&out.folder, &found);
-    const char *const dot = strrchr(path, '.');
-    const place head = place_of(path);
-    return dot != NULL && strcmp(dot, ".json") == 0 && head.has_folder && is_same(&out.folder, &head.folder);
+    const place out = place_of(output), head = place_of(path);
+    if (!out.exists || !out.has_folder) return false;
+    if (S_ISDIR(head.file.st_mode)) return is_same(&out.folder, &head.file);
+    return ckpt_is_index_name(path) && head.has_folder && is_same(&out.folder, &head.folder);
 }
 
 oh_status output_paths_check(const options *o, oh_error *error) {

@@ -694,6 +694,27 @@ OH_ROW int64_t oh_select_places(const oh_row_select *s, int64_t first) {
     return rows / s->objective.block_size * (s->objective.block_size - s->objective.first_slot);
 }
 
+/* Whether the given arrays have dtypes that are read. */
+OH_ROW int oh_select_dtypes_valid(const oh_row_select *s) {
+    if (s->mask && s->mask_dtype != OH_U8 && s->mask_dtype != OH_BOOL && s->mask_dtype != OH_F32) return 0;
+    if (s->label && s->label_dtype != OH_I32 && s->label_dtype != OH_I64) return 0;
+    return !s->target_row || s->target_row_dtype == OH_I32 || s->target_row_dtype == OH_I64;
+}
+
+/* Whether a selection can be made: sizes, dtypes, and the arrays that it reads and writes. For the host side of every
+ * backend: what is refused enqueues nothing. */
+OH_ROW int oh_select_valid(const oh_row_select *s) {
+    const oh_objective *o = &s->objective;
+    if (o->block_size <= 0 || o->first_slot < 0 || o->first_slot > o->block_size) return 0;
+    if (s->rows < 0 || s->chunk <= 0 || s->rows % o->block_size != 0 || s->chunk % o->block_size != 0) return 0;
+    if (s->places != s->chunk / o->block_size * (o->block_size - o->first_slot) || !oh_select_dtypes_valid(s)) return 0;
+    if (!s->sums || !s->factor) return 0;
+    if (s->rows == 0) return 1;
+    if (!s->mask_out || !s->compact || !s->draft_row || !s->label_out) return 0;
+    if (o->labels == OH_LABELS_GIVEN && !s->label) return 0;
+    return s->target_rows == 0 || (s->target_tile ? s->target_index != NULL : s->target_source != NULL);
+}
+
 /* What a written row adds to sum k. */
 OH_ROW double oh_select_part(const oh_row_select *s, int64_t row, const oh_selected_row *r, int k) {
     if (k == OH_SELECTED_BAD_MASKS) return r->bad_mask;
