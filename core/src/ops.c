@@ -29,17 +29,9 @@ oh_status oh_op_gemm(oh_context *c, oh_queue *queue, const oh_gemm *product, oh_
     return said(c, c->backend->gemm(queue, product), "gemm", error);
 }
 
-/* A table's entry, or the portable operation on host memory once what was enqueued before it has run. */
+/* A table's entry, or the portable operation on host memory once what was enqueued before it has run. Whoever plans with
+ * an entry of a later minor version has seen to it that one of the two is there. */
 #define OP(name)                                                                                                       \
-    oh_status oh_op_##name(oh_context *c, oh_queue *queue, const oh_##name *arguments, oh_error *error) {              \
-        if (c->backend->name) return said(c, c->backend->name(queue, arguments), #name, error);                        \
-        const oh_status waited = oh_op_wait(c, queue, error);                                                          \
-        if (waited != OH_OK) return waited;                                                                            \
-        return said(c, oh_portable_##name(arguments), "portable " #name, error);                                       \
-    }
-
-/* An entry of a later minor version. Whoever plans with it has seen to it that one of the two is there. */
-#define LATER_OP(name)                                                                                                 \
     oh_status oh_op_##name(oh_context *c, oh_queue *queue, const oh_##name *arguments, oh_error *error) {              \
         if (OH_BACKEND_HAS(c->backend, name)) return said(c, c->backend->name(queue, arguments), #name, error);        \
         const oh_status waited = oh_op_wait(c, queue, error);                                                          \
@@ -55,5 +47,5 @@ OP(tile_grad)
 OP(row_finish)
 OP(step_finish)
 OP(row_labels)
-LATER_OP(tile_overflow)
-LATER_OP(row_select)
+OP(tile_overflow)
+OP(row_select)
