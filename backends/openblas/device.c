@@ -9,7 +9,7 @@
 #include <cblas.h>
 
 #include "device.h"
-#include "tile_kernels.h"
+#include "tile_work.h"
 
 /* OpenBLAS keeps a buffer for each thread that is inside a call: room for 128 in Debian's build, more at the price of
  * a warning on stderr. */
@@ -39,17 +39,6 @@ oh_status ob_fail(oh_device *device, oh_status status, const char *format, ...) 
     return status;
 }
 
-__attribute__((format(printf, 3, 4))) static oh_status refuse(oh_error *error, oh_status status, const char *format,
-                                                              ...) {
-    if (!error) return status;
-    va_list arguments;
-    va_start(arguments, format);
-    error->status = status;
-    vsnprintf(error->message, sizeof error->message, format, arguments);
-    va_end(arguments);
-    return status;
-}
-
 int32_t ob_device_count(void) {
     return 1;
 }
@@ -71,27 +60,30 @@ static void warn_about_old_kernel(const oh_device *device) {
 }
 
 oh_status ob_device_open(const oh_device_options *options, const oh_host *host, oh_device **device, oh_error *error) {
-    if (!options || !device) return refuse(error, OH_INVALID_ARGUMENT, "openblas: options and device must be given");
+    if (!options || !device)
+        return tile_refuse(error, OH_INVALID_ARGUMENT, "openblas: options and device must be given");
     if (options->index != 0)
-        return refuse(error, OH_NO_BACKEND, "openblas: device %d does not exist, the only one is 0", options->index);
+        return tile_refuse(error, OH_NO_BACKEND, "openblas: device %d does not exist, the only one is 0",
+                           options->index);
     if (options->threads < 0 || options->threads > THREADS_MAX)
-        return refuse(error, OH_INVALID_ARGUMENT, "openblas: threads = %d, expected 0 (the default) to %d",
-                      options->threads, THREADS_MAX);
+        return tile_refuse(error, OH_INVALID_ARGUMENT, "openblas: threads = %d, expected 0 (the default) to %d",
+                           options->threads, THREADS_MAX);
     pthread_once(&blas_once, read_blas);
     if (blas_parallel != 2)
-        return refuse(error, OH_NO_BACKEND,
-                      "openblas: the libopenblas in this process is the %s build (\"%s\"), expected the OpenMP build; "
-                      "install libopenblas0-openmp and make it the one that is loaded",
-                      blas_parallel == 0 ? "single-threaded" : "pthreads", blas_config);
+        return tile_refuse(
+            error, OH_NO_BACKEND,
+            "openblas: the libopenblas in this process is the %s build (\"%s\"), expected the OpenMP build; "
+            "install libopenblas0-openmp and make it the one that is loaded",
+            blas_parallel == 0 ? "single-threaded" : "pthreads", blas_config);
     const char *tiles = getenv(TILES_VARIABLE);
     const tile_kernels *kernels = tile_kernels_choose(tiles);
     if (!kernels)
-        return refuse(error, OH_INVALID_ARGUMENT,
-                      "openblas: " TILES_VARIABLE " = \"%.40s\", expected one that this CPU has of: %s", tiles,
-                      tile_kernels_names());
+        return tile_refuse(error, OH_INVALID_ARGUMENT,
+                           "openblas: " TILES_VARIABLE " = \"%.40s\", expected one that this CPU has of: %s", tiles,
+                           tile_kernels_names());
 
     oh_device *d = calloc(1, sizeof *d);
-    if (!d) return refuse(error, OH_OUT_OF_MEMORY, "openblas: no memory for a device of %zu bytes", sizeof *d);
+    if (!d) return tile_refuse(error, OH_OUT_OF_MEMORY, "openblas: no memory for a device of %zu bytes", sizeof *d);
     d->host = host;
     d->threads = options->threads;
     if (d->threads == 0) {

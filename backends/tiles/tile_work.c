@@ -10,6 +10,7 @@
 #endif
 
 oh_status tile_refuse(oh_error *why, oh_status status, const char *format, ...) {
+    if (!why) return status;
     va_list arguments;
     va_start(arguments, format);
     why->status = status;

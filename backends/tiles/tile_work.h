@@ -37,7 +37,7 @@ oh_status tile_norm_work(const tile_kernels *kernels, const oh_matrix_norm *norm
 void tile_norm_band(tile_norm *work, int64_t band); /* bands at once: each writes its own sums */
 void tile_norm_add(const tile_norm *work);          /* to the request's sums, when all bands are done */
 
-/* Writes a refusal's words and returns its status. */
+/* Writes a refusal's words, unless nobody wants them (NULL), and returns its status. */
 __attribute__((format(printf, 3, 4))) oh_status tile_refuse(oh_error *why, oh_status status, const char *format, ...);
 
 #endif
