@@ -288,6 +288,8 @@ class TestInput(InFolder):
             (dict(lm_head=s["lm_head"].astype(np.int32)), ["lm_head", "I32"]),
             (dict(target_hidden=s["target_hidden"][:, :7]), ["target_hidden", "7 columns", "8"]),
             (dict(target_hidden=s["target_hidden"][:31]), ["target_hidden", "31 rows", "32"]),
+            (dict(target_hidden=s["target_hidden"][:0], target_row=np.zeros(32, np.int32)),
+             ["target_hidden", "[0, 8]", "at least one row", "32"]),
             (dict(target_hidden=s["target_hidden"].astype(np.float16)), ["target_hidden", "f16"]),
             (dict(target_lm_head=s["lm_head"][:18]), ["target_lm_head", "[18, 8]", "[19, 8]"]),
             (dict(target_lm_head=s["lm_head"], target_hidden=None), ["target_lm_head"]),

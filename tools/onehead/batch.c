@@ -214,6 +214,12 @@ static oh_status check_target(const batch *b, oh_error *error) {
                           ", those of draft_hidden, or a 'target_row'",
                           target->rows, b->draft_hidden.rows);
     }
+    if (target->rows == 0 && b->draft_hidden.rows > 0) {
+        return error_line(error, OH_BAD_DATA, b->name,
+                          "tensor 'target_hidden' is [0, %" PRId64 "], expected at least one row for the %" PRId64
+                          " of draft_hidden",
+                          target->columns, b->draft_hidden.rows);
+    }
     if (head->data == NULL && b->draft_to_target != NULL)
         return error_line(error, OH_BAD_DATA, b->name,
                           "a map of the draft's columns to target ids, but no 'target_lm_head' [Vt, Ht] for it");
