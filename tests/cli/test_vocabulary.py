@@ -46,6 +46,7 @@ class Subset(Case):
         self.part = {"draft_hidden": self.normal(T, H), "target_hidden": self.normal(T, H),
                      "lm_head": self.normal(VD, H), "target_lm_head": self.normal(VT, H),
                      "label": self.random.integers(0, VT, T)}
+        self.maps = {"draft_to_target": self.ids, "d2t": self.ids - np.arange(VD)}
         outside = np.full(VT, -np.inf, np.float32)
         outside[self.ids] = 0
         head = np.zeros((VT, H), np.float32)
@@ -92,12 +93,19 @@ class Subset(Case):
                    ({**self.part, "draft_to_target": self.ids[:-1]}, ["12 entries", "13"]),
                    ({**self.part, "draft_to_target": self.ids.astype(np.float32)}, ["dtype F32", "I32 or I64"]),
                    ({**self.part, "d2t": -self.ids - 1}, ["'d2t'", "not negative"]),
+                   ({**self.part, **self.maps}, ["bad: holds both 'draft_to_target' and 'd2t'"]),
                    ({**no_head, "draft_to_target": self.ids}, ["no 'target_lm_head'"])]
         for tensors, words in refused:
             done = run("run", self.write("bad", tensors), "--labels", "given")
             self.assertEqual(done.returncode, 3, done.stderr)
             for word in words:
                 self.assertIn(word, done.stderr)
+        head = self.write("head", {"lm_head": self.part["lm_head"], **self.maps})
+        done = run("run", self.write("batch", self.part), "--lm-head", head)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("head: holds both", done.stderr)
+        batch = {**self.part, "d2t": self.maps["d2t"]}
+        self.assertEqual(self.answers("own", batch, "--lm-head", head)["loss"], self.answers("own", batch)["loss"])
         done = run("run", self.write("ce", {**self.part, "draft_to_target": self.ids}), "--terms", "ce=1", "--outside",
                    "keep")
         self.assertEqual(done.returncode, 2)

@@ -131,21 +131,36 @@ static oh_status take_bias(batch *b, const char *name, const float **bias, oh_er
     return OH_OK;
 }
 
-/* Ids of the draft's columns, from a tensor that holds them or their distance from the column. */
-static oh_status take_subset(batch *b, oh_error *error) {
+typedef struct subset_map {
+    const st_tensor *tensor; /* NULL: the vocabularies are the same */
+    const char *file;
+    int offsets; /* distances from the column instead of ids */
+} subset_map;
+
+/* The batch's own map goes first, then one beside the weight. */
+static oh_status find_subset(const batch *b, subset_map *map, oh_error *error) {
     const st_file *const files[] = {b->file, b->head.file};
-    const char *const names[] = {"draft_to_target", "d2t"};
-    const st_tensor *tensor = NULL;
-    int offsets = 0;
-    for (int i = 0; i < 4 && tensor == NULL; i++) {
-        offsets = i % 2;
-        if (files[i / 2] != NULL) tensor = st_find(files[i / 2], names[offsets]);
+    *map = (subset_map){.tensor = NULL};
+    for (int i = 0; i < 2 && map->tensor == NULL && files[i] != NULL; i++) {
+        const st_tensor *const ids = st_find(files[i], "draft_to_target"), *const offsets = st_find(files[i], "d2t");
+        *map = (subset_map){ids != NULL ? ids : offsets, st_file_name(files[i]), ids == NULL};
+        if (ids != NULL && offsets != NULL)
+            return error_line(error, OH_BAD_DATA, map->file,
+                              "holds both 'draft_to_target' and 'd2t', expected one of them: they may differ");
     }
-    if (tensor == NULL) return OH_OK;
+    return OH_OK;
+}
+
+/* Ids of the draft's columns. */
+static oh_status take_subset(batch *b, oh_error *error) {
+    subset_map map;
+    const oh_status status = find_subset(b, &map, error);
+    const st_tensor *const tensor = map.tensor;
+    if (status != OH_OK || tensor == NULL) return status;
     const int32_t dtype = library_dtype(tensor->dtype);
-    if (!is_index(dtype)) return bad_dtype(b->name, tensor, "I32 or I64", error);
+    if (!is_index(dtype)) return bad_dtype(map.file, tensor, "I32 or I64", error);
     if (tensor->rank != 1 || tensor->shape[0] != b->lm_head.rows)
-        return error_line(error, OH_BAD_DATA, b->name,
+        return error_line(error, OH_BAD_DATA, map.file,
                           "tensor '%s' has %zu dimensions and %" PRId64 " entries, expected 1 and %" PRId64
                           ", the rows of lm_head",
                           tensor->name, tensor->rank, tensor->elements, b->lm_head.rows);
@@ -159,10 +174,10 @@ static oh_status take_subset(batch *b, oh_error *error) {
         else
             memcpy(&narrow, (const char *)tensor->data + i * 4, sizeof narrow);
         id = dtype == OH_I64 ? id : narrow;
-        if (id < 0 || id > INT32_MAX - (offsets ? i : 0))
-            return error_line(error, OH_BAD_DATA, b->name, "tensor '%s' has %" PRId64 " at %" PRId64 ", expected %s",
-                              tensor->name, id, i, offsets ? "a distance that is not negative" : "a target id");
-        ids[i] = (int32_t)(id + (offsets ? i : 0));
+        if (id < 0 || id > INT32_MAX - (map.offsets ? i : 0))
+            return error_line(error, OH_BAD_DATA, map.file, "tensor '%s' has %" PRId64 " at %" PRId64 ", expected %s",
+                              tensor->name, id, i, map.offsets ? "a distance that is not negative" : "a target id");
+        ids[i] = (int32_t)(id + (map.offsets ? i : 0));
     }
     b->draft_to_target = ids;
     return OH_OK;

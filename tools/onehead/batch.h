@@ -10,8 +10,9 @@
  *     bias            f32, bf16, f16 [V]                                          optional; of both models
  *     target_bias     f32, bf16, f16 [V]                                          optional; the target's, if not `bias`
  *     draft_to_target i32, i64 [V]: ascending target ids of the draft's columns   optional; target_lm_head is [Vt,Ht]
- *     d2t             i32, i64 [V]: the same as offsets, id = column + d2t        then; also looked for beside lm_head
+ *     d2t             i32, i64 [V]: the same as offsets, id = column + d2t        instead of draft_to_target
  *
+ * The last two are also looked for beside lm_head where the batch has neither; both in one file are refused.
  * Other tensors are left alone. */
 #ifndef ONEHEAD_TOOL_BATCH_H
 #define ONEHEAD_TOOL_BATCH_H
