@@ -83,6 +83,25 @@ class Subset(Case):
         self.assertEqual(keep["supervised"], int(np.sum(slot > 0)))
         self.assertEqual(keep["topk"]["1"]["hits"], drop["topk"]["1"]["hits"])
 
+    def test_a_pass_takes_every_batch_with_its_own_map_or_the_one_beside_the_weight(self):
+        part = {k: v for k, v in self.part.items() if k != "lm_head"}
+        total, beside, files = 0, 0, []
+        heads = [self.write(f"head{i}", {"lm_head": self.part["lm_head"], **more})
+                 for i, more in enumerate(({}, {"d2t": self.maps["d2t"]}))]
+        for i in range(24):
+            batch = {**part, "draft_hidden": self.normal(T, H)}
+            files.append(self.write(f"plain{i}", batch))
+            beside += run_json("run", files[-1], "--lm-head", heads[1])["loss_num"]
+            ids = self.ids if i % 3 == 0 else np.sort(self.random.choice(VT, VD, replace=False))
+            own = self.write(f"own{i}", {**batch, "draft_to_target": ids.astype(np.int64)})
+            total += run_json("run", own, "--lm-head", heads[0])["loss_num"]
+        own = [name.replace("plain", "own") for name in files]
+        for prefetch in (1, 4):
+            got = run_json("run", *own, "--lm-head", heads[0], "--prefetch", prefetch)
+            self.assert_close(got["loss_num"], total, 1e-6)
+            got = run_json("run", *files, "--lm-head", heads[1], "--prefetch", prefetch)
+            self.assert_close(got["loss_num"], beside, 1e-6)
+
     def test_what_does_not_fit_is_refused(self):
         falling = self.ids[::-1].copy()
         beyond = self.ids.copy()

@@ -139,7 +139,7 @@ typedef struct subset_map {
 
 /* The batch's own map goes first, then one beside the weight. */
 static oh_status find_subset(const batch *b, subset_map *map, oh_error *error) {
-    const st_file *const files[] = {b->file, b->head.file};
+    const st_file *const files[] = {b->file, b->shared_head != NULL ? b->shared_head->file : b->head.file};
     *map = (subset_map){.tensor = NULL};
     for (int i = 0; i < 2 && map->tensor == NULL && files[i] != NULL; i++) {
         const st_tensor *const ids = st_find(files[i], "draft_to_target"), *const offsets = st_find(files[i], "d2t");

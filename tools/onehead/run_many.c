@@ -29,6 +29,7 @@ typedef struct pass {
     step s;
     oh_plan *plan;
     oh_request request; /* of the plan */
+    int32_t *map;       /* the request's draft_to_target, a copy: a batch takes its own with it */
     double *step_sums;
     run_sums total;
     double began, saved, waited; /* waited: seconds for batches */
@@ -91,20 +92,44 @@ static oh_status request_of(pass *p, const batch *b, oh_request *request, oh_err
                       has_target ? "a" : "no", has_target ? "none" : "one");
 }
 
+static size_t map_bytes(const oh_request *request) {
+    return request->draft_to_target != NULL ? (size_t)request->vocab * sizeof *request->draft_to_target : 0;
+}
+
+static bool has_same_map(const pass *p, const oh_request *request) {
+    const size_t bytes = map_bytes(request);
+    return bytes == map_bytes(&p->request) && (bytes == 0 || memcmp(request->draft_to_target, p->map, bytes) == 0);
+}
+
 static bool plan_serves(const pass *p, const oh_request *request) {
     oh_request same = p->request;
     if (p->plan == NULL || request->rows > same.rows || request->target_rows > same.target_rows) return false;
+    if (!has_same_map(p, request)) return false;
     same.rows = request->rows;
     same.target_rows = request->target_rows;
+    same.draft_to_target = request->draft_to_target;
     /* Requests that are equal and compare different, by padding or a zero's sign, only cost a new plan. */
     return memcmp(&same, request, sizeof same) == 0; // NOLINT(bugprone-suspicious-memory-comparison)
+}
+
+static oh_status keep_request(pass *p, const oh_request *request, oh_error *error) {
+    const size_t bytes = map_bytes(request);
+    free(p->map);
+    p->map = NULL;
+    p->request = *request;
+    if (bytes == 0) return OH_OK;
+    p->request.draft_to_target = p->map = malloc(bytes);
+    if (p->map == NULL) return error_line(error, OH_OUT_OF_MEMORY, "draft_to_target", "out of memory");
+    memcpy(p->map, request->draft_to_target, bytes);
+    return OH_OK;
 }
 
 static oh_status plan_for(pass *p, const oh_request *request, oh_error *error) {
     if (plan_serves(p, request)) return OH_OK;
     oh_plan_destroy(p->plan);
     p->plan = NULL;
-    p->request = *request;
+    const oh_status status = keep_request(p, request, error);
+    if (status != OH_OK) return status;
     run_sums *const total = &p->total;
     /* As large as any so far: the chunks of a continued pass are then those of one that wasn't interrupted. */
     if (p->request.rows > total->plan_rows) total->plan_rows = p->request.rows;
@@ -332,6 +357,7 @@ int run_many(options *o, const char *command) {
         code = 128 + (int)stop_number;
     }
     oh_plan_destroy(p.plan);
+    free(p.map);
     step_close(&p.s);
     batch_queue_close(p.queue);
     ckpt_close(&p.head);
