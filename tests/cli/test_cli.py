@@ -212,7 +212,7 @@ class TestOptions(InFolder):
                     "--first-slot=0", "--block-size=8", "--topk=2", "--upstream=0.5",
                     "--scale=0.5", "--softcap=1", "--vocab-valid=18", "--metrics=none"]
         neutral = ["--policy=naive", "--chunk=16", "--tile=f32", "--memory=1M", "--backend=openblas",
-                   "--device=0", "--threads=1", "--gap=stop", "--grad-head", "--eta=3"]
+                   "--device=0", "--threads=1", "--gap=stop", "--eta=3"]
         same = {"backend", "policy", "tile", "seconds", "projections", "gemms", "workspace_bytes"}
         for option in changing:
             got = run_json("run", batch, option)
@@ -408,6 +408,13 @@ class TestOutput(InFolder):
         wide = safetensors.read(plain)[0]["draft_hidden.grad"]
         self.assertTrue(np.array_equal(safetensors.read(narrow)[0]["draft_hidden.grad"],
                                        safetensors.bf16_values(safetensors.bf16_bits(wide))))
+
+    def test_a_gradient_that_no_file_would_hold_is_refused(self):
+        batch = self.write(bias=np.zeros(19, np.float32))
+        for option in ("--grad-head", "--grad-bias"):
+            self.assert_refused(2, [f"{option}: ", "--grad OUT"], "run", batch, option)
+            self.assertEqual(run("check", batch, option).returncode, 0)
+            self.assertEqual(run("run", batch, option, "--grad", self.path("g")).returncode, 0)
 
     def test_gradient_in_the_file_has_the_norm_of_the_json(self):
         got = run_json("run", "--grad", self.path("g"))

@@ -171,7 +171,7 @@ class Bias(Case):
 
     def test_without_a_bias_it_is_refused(self):
         tensors = {"draft_hidden": self.normal(T, H), "target_hidden": self.normal(T, H), "lm_head": self.normal(VT, H)}
-        done = run("run", self.write("batch", tensors), "--grad-bias")
+        done = run("run", self.write("batch", tensors), "--grad", os.path.join(self.folder, "grad"), "--grad-bias")
         self.assertEqual(done.returncode, 3)
         self.assertIn("'bias'", done.stderr)
 

@@ -361,6 +361,10 @@ static oh_status refuse(const option_row *known, int kind, const char *given, co
 static oh_status check_together(const options *o, const options_command *command, oh_error *error) {
     const oh_objective *const objective = &o->request.objective;
     if (!(command->bit & STEP)) return OH_OK;
+    if (command->bit & OPTIONS_RUN && o->grad_file == NULL && (o->head_grad || o->bias_grad)) {
+        return error_line(error, OH_INVALID_ARGUMENT, o->head_grad ? "--grad-head" : "--grad-bias",
+                          "given without --grad, expected --grad OUT, the file for it");
+    }
     if (objective->first_slot >= objective->block_size) {
         return error_line(error, OH_INVALID_ARGUMENT, "--first-slot",
                           "%" PRId32 ", expected less than the block size, %" PRId64, objective->first_slot,

@@ -67,8 +67,6 @@ bool run_many_is_meant(const options *o) {
 static oh_status check_options(const options *o, oh_error *error) {
     const char *const one_batch = o->grad_file != NULL    ? "--grad"
                                   : o->rows_file != NULL  ? "--rows"
-                                  : o->head_grad          ? "--grad-head"
-                                  : o->bias_grad          ? "--grad-bias"
                                   : o->trace_file != NULL ? "--trace"
                                                           : NULL;
     if (one_batch != NULL)
