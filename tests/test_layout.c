@@ -133,6 +133,9 @@ static void test_sizes_saturate_instead_of_wrapping(void **state) {
     assert_true(oh_size_mul(INT64_MAX / 2, 3) == INT64_MAX);
     assert_true(oh_size_add(INT64_MAX - 1, 2) == INT64_MAX);
     assert_true(oh_size_mul(3, 5) == 15);
+    const oh_plan_summary full = {.workspace_bytes = INT64_MAX, .weight_bytes = 256},
+                          two = {.workspace_bytes = 2, .weight_bytes = 3};
+    assert_true(oh_plan_bytes(&full) == INT64_MAX && oh_plan_bytes(&two) == 5);
     oh_request r = qwen(INT32_MAX / 16 * 16, INT64_MAX);
     r.hidden = INT32_MAX;
     r.vocab = INT32_MAX - 2048;

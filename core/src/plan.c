@@ -429,6 +429,10 @@ const oh_plan_summary *oh_plan_get_summary(const oh_plan *plan) {
     return &plan->summary;
 }
 
+int64_t oh_plan_bytes(const oh_plan_summary *summary) {
+    return oh_size_add(summary->workspace_bytes, summary->weight_bytes);
+}
+
 const oh_node *oh_plan_nodes(const oh_plan *plan, int merged, int64_t *count) {
     const oh_graph *graph = merged ? &plan->after : &plan->before;
     *count = graph->count;

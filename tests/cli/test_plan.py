@@ -106,6 +106,28 @@ class TestPolicies(unittest.TestCase):
             self.assertEqual(run(*SHAPE, "--softcap", "30", *given).returncode, 0)
 
 
+class TestLargest(unittest.TestCase):
+    SHAPE = ["--rows", 2**31 - 16, "--hidden", 2**31 - 1, "--vocab", 2**31 - 1025, "--memory", f"{2**33 - 1}G"]
+
+    def test_sizes_that_63_bits_do_not_hold_are_said_to_be_large_and_not_negative(self):
+        with tempfile.TemporaryDirectory() as folder:
+            dot = os.path.join(folder, "dot")
+            done = run(*self.SHAPE, "--dot", dot)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            with open(dot) as file:
+                text = done.stdout + file.read()
+        self.assertNotRegex(text, r"-\d[\d.]* [KMGTPE]?i?B\b")
+        self.assertRegex(text, r"(?m)^cached .* >= 8 EiB$")
+
+    def test_the_next_larger_chunk_is_larger(self):
+        """Converted weights of 2^62 bytes beside tiles of 2^61, and of twice as many for the larger chunk."""
+        shape = [*self.SHAPE, "--hidden", 2**29, "--policy", "cached", "--chunk", 2**27]
+        got = plan(*shape)
+        self.assertGreater(got["weight_bytes"], 2**61)
+        self.assertEqual(got["larger_chunk_bytes"], 2**63 - 1)
+        self.assertRegex(run(*shape).stdout, r"(?m)^chunk .* 268,435,456 would take >= 8 EiB, the memory is 8.00 EiB$")
+
+
 class TestChunk(unittest.TestCase):
     def test_the_next_chunk_does_not_fit_the_budget_that_chose_this_one(self):
         shape = ["--rows", "8192", "--hidden", "256", "--vocab", "20000", "--memory", "100M", "--policy", "cached"]

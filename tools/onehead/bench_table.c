@@ -107,7 +107,7 @@ static void print_results(const bench_report *report) {
                format_spread(&r->step_ms).text, format_ms(r->gemms_ms.median).text, r->ratio.median,
                format_range(&r->ratio).text, r->cpu_ratio.median, r->projections_draft + r->projections_target,
                r->gemms, format_rate(1e3 * r->flops / r->gemms_ms.median, "FLOP").text,
-               format_bytes(r->plan.workspace_bytes + r->plan.weight_bytes).text);
+               format_bytes(oh_plan_bytes(&r->plan)).text);
     }
 }
 

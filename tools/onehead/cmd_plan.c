@@ -60,7 +60,7 @@ static void look_at_larger_chunk(plan_report *report) {
     oh_plan *plan;
     if (describe_request(report, &r, &plan, NULL) != OH_OK) return;
     report->larger_chunk = r.chunk;
-    report->larger_bytes = oh_plan_get_summary(plan)->workspace_bytes + oh_plan_get_summary(plan)->weight_bytes;
+    report->larger_bytes = oh_plan_bytes(oh_plan_get_summary(plan));
     oh_plan_destroy(plan);
 }
 

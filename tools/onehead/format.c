@@ -32,8 +32,13 @@ static format_text scaled(double value, double base, const char *const *units, i
 }
 
 format_text format_bytes(int64_t bytes) {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-    return scaled((double)bytes, 1024, units, 6);
+    if (bytes == INT64_MAX) return (format_text){">= 8 EiB"};
+    return format_traffic((double)bytes);
+}
+
+format_text format_traffic(double bytes) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    return scaled(bytes, 1024, units, 7);
 }
 
 format_text format_flops(double flops) {

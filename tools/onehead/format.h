@@ -16,7 +16,8 @@ typedef struct format_pair {
 } format_pair;
 
 format_text format_count(int64_t value);                  /* 1,536 */
-format_text format_bytes(int64_t bytes);                  /* 1.25 GiB */
+format_text format_bytes(int64_t bytes);                  /* 1.25 GiB; INT64_MAX, a size's upper end: ">= 8 EiB" */
+format_text format_traffic(double bytes);                 /* 1.25 GiB, of bytes moved */
 format_text format_flops(double flops);                   /* 5.21 TFLOP */
 format_text format_real(double value);                    /* six digits; "-" for NaN */
 format_text format_percent(double ratio);                 /* 13.55 %; "-" for NaN */

@@ -51,8 +51,7 @@ static void draw_node(const drawing *d, int64_t index) {
     if (merged > 1) {
         const double others = (double)(merged - 1);
         fprintf(d->out, "\\n%" PRId64 " in one, saves %s", merged,
-                node->flops > 0 ? format_flops(others * node->flops).text
-                                : format_bytes((int64_t)(others * node->bytes)).text);
+                node->flops > 0 ? format_flops(others * node->flops).text : format_traffic(others * node->bytes).text);
     }
     fprintf(d->out, "\"");
     if (d->letter == 'b' && is_left_out(d, index))

@@ -47,13 +47,9 @@ static void print_nodes(const oh_plan *plan, int merged) {
         if (node->k > 0) snprintf(k, sizeof k, "%" PRId32, node->k);
         if (!merged) snprintf(as, sizeof as, "%" PRId32, node->merged);
         printf("%5" PRId64 " %5s %-16s %4s %6" PRId32 " %13s %12s  %-16s %s\n", i, as, oh_op_name(node->op), k,
-               node->stage, node->flops > 0 ? format_flops(node->flops).text : "",
-               format_bytes((int64_t)node->bytes).text, inputs, consumers);
+               node->stage, node->flops > 0 ? format_flops(node->flops).text : "", format_traffic(node->bytes).text,
+               inputs, consumers);
     }
-}
-
-static int64_t memory_of(const oh_plan_summary *s) {
-    return s->workspace_bytes + s->weight_bytes;
 }
 
 static void print_policy_rows(const plan_report *report, const plan_policy policies[PLAN_POLICIES]) {
@@ -75,7 +71,7 @@ static void print_policy_rows(const plan_report *report, const plan_policy polic
         printf("%-10s %8s %9s %11s %10s %11s %14s %10s %11s", policy_name(p->policy), format_count(s->chunk).text,
                format_count(s->panel).text, format_count(s->chunks > 0 ? projections / s->chunks : 0).text,
                format_count(projections).text, format_count(s->gemms).text, format_flops(s->flops).text, of_cached,
-               format_bytes(memory_of(s)).text);
+               format_bytes(oh_plan_bytes(s)).text);
         if (predicts) printf(" %11s", format_seconds(plan_rate_seconds(&report->rate, p->policy, s->flops)).text);
         printf("\n");
     }
@@ -90,7 +86,7 @@ static bool all_fit(const plan_report *report) {
         const plan_policy *const a = &report->policies[i], *const b = &report->within[i];
         if (a->possible != b->possible) return false;
         if (a->possible && (a->summary.chunk != b->summary.chunk || a->summary.panel != b->summary.panel ||
-                            memory_of(&a->summary) != memory_of(&b->summary)))
+                            oh_plan_bytes(&a->summary) != oh_plan_bytes(&b->summary)))
             return false;
     }
     return true;
@@ -178,7 +174,7 @@ static void print_savings(const oh_plan *plan) {
         char consumers[NAMES_SIZE];
         list_consumers(plan, s->saved_for, consumers);
         printf("%-16s %6" PRId32 " %6" PRId32 " %13s %12s  %s\n", oh_op_name(op), s->asked, s->kept,
-               s->flops > 0 ? format_flops(s->flops).text : "", format_bytes((int64_t)s->bytes).text, consumers);
+               s->flops > 0 ? format_flops(s->flops).text : "", format_traffic(s->bytes).text, consumers);
     }
 }
 

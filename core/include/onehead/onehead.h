@@ -294,6 +294,8 @@ OH_API void oh_plan_destroy(oh_plan *plan); /* waits for its work; NULL is allow
 
 /* Valid as long as the plan. */
 OH_API const oh_plan_summary *oh_plan_get_summary(const oh_plan *plan);
+/* workspace_bytes and weight_bytes together; like each of them INT64_MAX where 63 bits can't count them. */
+OH_API int64_t oh_plan_bytes(const oh_plan_summary *summary);
 /* Nodes before merging (merged = 0) or after (1); valid as long as the plan. */
 OH_API const oh_node *oh_plan_nodes(const oh_plan *plan, int merged, int64_t *count);
 OH_API const oh_plan_buffer *oh_plan_buffers(const oh_plan *plan, int64_t *count);
