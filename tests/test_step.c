@@ -365,9 +365,9 @@ static void test_bad_requests_are_refused_by_name(void **state) {
         "term 'kl' compares with a target, and there is none",
         "terms: a loss needs at least one",
         "label_smoothing 1: expected 0 <= e < 1",
-        "softcap -1: expected 0 (none) or a positive number",
+        "softcap -1: expected 0 (none) or a finite positive number",
         "top-K: 4 after 4, expected ascending distinct values",
-        "decay gamma 0: expected a positive number",
+        "decay gamma 0: expected a finite positive number",
     };
     enum { COUNT = sizeof bad / sizeof bad[0] };
     for (int i = 0; i < COUNT; ++i)

@@ -65,8 +65,9 @@ oh_status oh_objective_set_terms(oh_objective *objective, const char *text, oh_e
         if (equals) {
             const oh_word number = {equals + 1, item.length - name.length - 1};
             if (!parse_number(number, &lambda[term]))
-                return oh_fail(error, OH_INVALID_ARGUMENT, "terms '%s': the weight '%.*s' of '%s' is not a number",
-                               text, (int)number.length, number.text, term_names[term]);
+                return oh_fail(error, OH_INVALID_ARGUMENT,
+                               "terms '%s': the weight '%.*s' of '%s' is not a finite number", text, (int)number.length,
+                               number.text, term_names[term]);
         }
         terms |= OH_TERM_BIT(term);
     }
@@ -81,8 +82,8 @@ oh_status oh_objective_set_decay(oh_objective *objective, const char *text, oh_e
         int32_t decay;
         const char *expected;
     } decays[] = {
-        {"exp", OH_DECAY_EXP, "exp:GAMMA with GAMMA > 0"},
-        {"power", OH_DECAY_POWER, "power:GAMMA with GAMMA > 0"},
+        {"exp", OH_DECAY_EXP, "exp:GAMMA with a finite GAMMA > 0"},
+        {"power", OH_DECAY_POWER, "power:GAMMA with a finite GAMMA > 0"},
         {"dpace", OH_DECAY_DPACE, "dpace:A with 0 <= A <= 1"},
     };
     if (strcmp(text, "none") == 0) {
@@ -122,7 +123,7 @@ oh_status oh_objective_set_norm(oh_objective *objective, const char *text, oh_er
     double value = 0;
     if (!parse_number((oh_word){text, strlen(text)}, &value) || value < 0)
         return oh_fail(error, OH_INVALID_ARGUMENT,
-                       "norm '%s': expected weights, count, none or a number that is not negative", text);
+                       "norm '%s': expected weights, count, none or a finite number that is not negative", text);
     objective->norm = OH_NORM_NUMBER;
     objective->norm_value = value;
     return OH_OK;

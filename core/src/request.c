@@ -122,7 +122,7 @@ static oh_status check_number(const char *name, double value, int ok, const char
 }
 
 static oh_status check_transform(const oh_request *r, oh_error *error) {
-    const char *any = "a finite number", *cap = "0 (none) or a positive number";
+    const char *any = "a finite number", *cap = "0 (none) or a finite positive number";
     oh_status status = check_number("scale", (double)r->scale, 1, any, error);
     if (status == OH_OK) status = check_number("softcap", (double)r->softcap, r->softcap >= 0, cap, error);
     if (status == OH_OK) status = check_number("target_scale", (double)r->target_scale, 1, any, error);
@@ -175,12 +175,12 @@ static oh_status check_objective(const oh_request *r, oh_error *error) {
         const char *expected;
     } numbers[] = {
         {"label_smoothing", o->label_smoothing, o->label_smoothing >= 0 && o->label_smoothing < 1, "0 <= e < 1"},
-        {"z_loss", o->z_loss, o->z_loss >= 0, "a number that is not negative"},
+        {"z_loss", o->z_loss, o->z_loss >= 0, "a finite number that is not negative"},
         {"eta", o->eta, 1, "a finite number"},
         {"upstream", o->upstream, 1, "a finite number"},
-        {"decay gamma", o->decay_param, !decays || o->decay_param > 0, "a positive number"},
+        {"decay gamma", o->decay_param, !decays || o->decay_param > 0, "a finite positive number"},
         {"dpace a", o->decay_param, !dpace || (o->decay_param >= 0 && o->decay_param <= 1), "0 <= a <= 1"},
-        {"norm", o->norm_value, o->norm_value >= 0, "a number that is not negative"},
+        {"norm", o->norm_value, o->norm_value >= 0, "a finite number that is not negative"},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
         status = check_number(numbers[i].name, numbers[i].value, numbers[i].ok, numbers[i].expected, error);

@@ -205,6 +205,33 @@ class TestOptions(InFolder):
                 self.assertRegex(done.stderr, f"(?i){words}", arguments)
         self.assertEqual(os.listdir(self.folder), ["batch.safetensors"])
 
+    def test_a_number_out_of_range_is_told_the_whole_range_and_its_ends_are_in_it(self):
+        huge, real, single = "9" * 19, "1.79769e+308", "3.40282e+38"
+        size, vocab = str(2**31 - 1), str(2**31 - 1025)
+        ranges = [
+            ("run", "--device", "integer", "0", size), ("run", "--threads", "integer", "1", "4096"),
+            ("run", "--block-size", "integer", "1", size), ("run", "--first-slot", "integer", "0", size),
+            ("run", "--chunk", "integer", "1", size), ("run", "--vocab-valid", "integer", "1", vocab),
+            ("run", "--prefetch", "integer", "1", "1024"), ("run", "--eta", "number", "0", real),
+            ("run", "--z-loss", "number", "0", real), ("run", "--upstream", "number", "-" + real, real),
+            ("run", "--scale", "number", "-" + single, single), ("run", "--target-softcap", "number", "0", single),
+            ("plan", "--rows", "integer", "1", size), ("plan", "--hidden", "integer", "1", size),
+            ("plan", "--vocab", "integer", "1", vocab), ("plan", "--target-rows", "integer", "0", size),
+            ("bench", "--seed", "integer", "0", str(2**53)), ("bench", "--repeats", "integer", "1", "1000"),
+            ("bench", "--seconds", "number", "0", "86400")]
+        for name, option, kind, least, most in ranges:
+            for value in ("x", huge if kind == "integer" else "1e999"):
+                self.assert_refused(2, [f"{option}: '{value}', expected a{'n' * (kind == 'integer')} {kind} from {least} to "
+                                        f"{most}\n"], name, option, value)
+            for value in (least, most):
+                refusal = run(name, f"{option}={value}", "--lm-head" if name == "run" else "--dtype", "none").stderr
+                self.assertNotIn(f"{option}: '{value}'", refusal)
+        self.assert_refused(2, ["'0', expected a number over 0, at most 3.40282e+38\n"], "run", "--softcap", "0")
+        self.assert_refused(2, ["'1', expected a number from 0 to less than 1\n"], "run", "--label-smoothing", "1")
+        self.assert_refused(2, ["expected 1 to 9223372036854775807 bytes, "], "run", "--memory", "8589934592G")
+        self.assert_refused(2, ["a number from 1e-06 to 1e+12, or"], "plan", "--rate", "0")
+        self.assert_refused(2, ["--first-slot: 16, expected 0 to 15, "], "run", "--first-slot", "16")
+
     def test_every_option_is_taken_and_does_something_or_leaves_the_numbers_alone(self):
         batch = self.write()
         base = run_json("run", batch)

@@ -111,7 +111,7 @@ class Subset(Case):
                    ({**self.part, "draft_to_target": beyond}, ["draft_to_target[12] = 40", "below target_vocab 40"]),
                    ({**self.part, "draft_to_target": self.ids[:-1]}, ["12 entries", "13"]),
                    ({**self.part, "draft_to_target": self.ids.astype(np.float32)}, ["dtype F32", "I32 or I64"]),
-                   ({**self.part, "d2t": -self.ids - 1}, ["'d2t'", "not negative"]),
+                   ({**self.part, "d2t": -self.ids - 1}, ["'d2t'", "0 to 2147483647, a distance"]),
                    ({**self.part, **self.maps}, ["bad: holds both 'draft_to_target' and 'd2t'"]),
                    ({**no_head, "draft_to_target": self.ids}, ["no 'target_lm_head'"])]
         for tensors, words in refused:

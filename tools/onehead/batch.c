@@ -174,9 +174,11 @@ static oh_status take_subset(batch *b, oh_error *error) {
         else
             memcpy(&narrow, (const char *)tensor->data + i * 4, sizeof narrow);
         id = dtype == OH_I64 ? id : narrow;
-        if (id < 0 || id > INT32_MAX - (map.offsets ? i : 0))
-            return error_line(error, OH_BAD_DATA, map.file, "tensor '%s' has %" PRId64 " at %" PRId64 ", expected %s",
-                              tensor->name, id, i, map.offsets ? "a distance that is not negative" : "a target id");
+        const int64_t most = INT32_MAX - (map.offsets ? i : 0);
+        if (id < 0 || id > most)
+            return error_line(error, OH_BAD_DATA, map.file,
+                              "tensor '%s' has %" PRId64 " at %" PRId64 ", expected 0 to %" PRId64 ", %s", tensor->name,
+                              id, i, most, map.offsets ? "a distance" : "a target id");
         ids[i] = (int32_t)(id + (map.offsets ? i : 0));
     }
     b->draft_to_target = ids;

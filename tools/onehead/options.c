@@ -8,6 +8,7 @@
 #include <float.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,6 +54,7 @@ typedef struct option_row {
     option_group group;
     const char *help; /* meaning, then default */
     option_kind kind;
+    bool below;   /* of a number: less than most, not most itself */
     size_t field; /* in options; of KIND_OBJECTIVE: the "given" flag, or 0 */
     size_t given; /* of a number: a bool that says it was given, or 0 */
     double least, most;
@@ -74,7 +76,9 @@ static const option_choice metrics_levels[] = {
     {"all", METRICS_ALL}, {"one-read", METRICS_ONE_READ}, {"none", METRICS_NONE}, {NULL, 0}};
 
 #define FIELD(member) .field = offsetof(options, member)
-#define ROWS_MOST 9007199254740992.0 /* 2^53: exact as a double, far over any memory */
+#define SIZE_MOST INT32_MAX           /* as the library's */
+#define VOCAB_MOST (INT32_MAX - 1024) /* as the library's */
+#define SEED_MOST 9007199254740992.0  /* 2^53: exact as a double */
 
 static const option_row table[] = {
     /* ---- input ---- */
@@ -87,13 +91,13 @@ static const option_row table[] = {
      "given besides goes first. Default: cpu where no shape is given.",
      KIND_TEXT, FIELD(preset)},
     {"rows", "T", SHAPE, GROUP_INPUT, "Draft rows of a step, a multiple of the block size.", KIND_INTEGER,
-     FIELD(shape_rows), .least = 1, .most = ROWS_MOST},
+     FIELD(shape_rows), .least = 1, .most = SIZE_MOST},
     {"hidden", "H", SHAPE, GROUP_INPUT, "Hidden size.", KIND_INTEGER, FIELD(shape_hidden), .least = 1,
-     .most = ROWS_MOST},
+     .most = SIZE_MOST},
     {"vocab", "V", SHAPE, GROUP_INPUT, "Rows of lm_head.", KIND_INTEGER, FIELD(shape_vocab), .least = 1,
-     .most = ROWS_MOST},
+     .most = VOCAB_MOST},
     {"target-rows", "S", SHAPE, GROUP_INPUT, "Target rows of a step; 0: no target. Default: T.", KIND_INTEGER,
-     FIELD(shape_target_rows), .least = 0, .most = ROWS_MOST},
+     FIELD(shape_target_rows), .least = 0, .most = SIZE_MOST},
     {"dtype", "bf16|f16|f32", SHAPE, GROUP_INPUT, "Of hidden states and weight. Default: bf16.", KIND_CHOICE,
      FIELD(shape_dtype), .choices = input_dtypes},
     {"backend", "NAME|PATH", ON_DEVICE | OPTIONS_REPORT, GROUP_INPUT,
@@ -110,7 +114,7 @@ static const option_row table[] = {
     {"probe", NULL, OPTIONS_BACKENDS, GROUP_INPUT, "Load every backend that passes the checks, and list its devices.",
      KIND_FLAG, FIELD(probe)},
     {"seed", "N", OPTIONS_CONFORM | OPTIONS_BENCH, GROUP_INPUT, "Of the random numbers. Default: 1.", KIND_INTEGER,
-     FIELD(seed), .least = 0, .most = ROWS_MOST},
+     FIELD(seed), .least = 0, .most = SEED_MOST},
     {"filter", "CASE", OPTIONS_CONFORM, GROUP_INPUT,
      "Only the cases whose name begins so, in whole parts: gemm, gemm/nt/bf16. Default: all.", KIND_TEXT,
      FIELD(filter)},
@@ -142,8 +146,8 @@ static const option_row table[] = {
      FIELD(request.objective.block_size), .least = 1, .most = INT32_MAX},
     {"eta", "X", STEP, GROUP_OBJECTIVE, "Of lk_hybrid: lambda = exp(-eta alpha). Default: 3.", KIND_REAL,
      FIELD(request.objective.eta), .least = 0, .most = DBL_MAX},
-    {"label-smoothing", "X", STEP, GROUP_OBJECTIVE, "Of ce, from 0 to 1. Default: 0.", KIND_REAL,
-     FIELD(request.objective.label_smoothing), .least = 0, .most = 1},
+    {"label-smoothing", "X", STEP, GROUP_OBJECTIVE, "Of ce, from 0 to less than 1. Default: 0.", KIND_REAL,
+     FIELD(request.objective.label_smoothing), .least = 0, .most = 1, .below = true},
     {"z-loss", "X", STEP, GROUP_OBJECTIVE, "Of ce: X lse(z)^2 is added. Default: 0.", KIND_REAL,
      FIELD(request.objective.z_loss), .least = 0, .most = DBL_MAX},
     {"upstream", "X", STEP, GROUP_OBJECTIVE, "Gradient of the caller's scalar by the loss. Default: 1.", KIND_REAL,
@@ -163,7 +167,7 @@ static const option_row table[] = {
      "Default: drop.",
      KIND_CHOICE, FIELD(request.outside), .choices = outsides},
     {"vocab-valid", "N", STEP, GROUP_OBJECTIVE, "Columns that exist; the rest is padding. Default: all.", KIND_INTEGER,
-     FIELD(request.vocab_valid), .least = 1, .most = ROWS_MOST},
+     FIELD(request.vocab_valid), .least = 1, .most = VOCAB_MOST},
 
     /* ---- metrics ---- */
     {"topk", "K,...", STEP, GROUP_METRICS, "Sizes of the top-K figures, each from 1 to 64. Default: 1,4,8.",
@@ -180,7 +184,7 @@ static const option_row table[] = {
      "Default: auto, which is cached where the memory allows, else recompute.",
      KIND_CHOICE, FIELD(request.policy), .choices = policies},
     {"chunk", "ROWS", STEP, GROUP_PLAN, "Rows at a time, whole blocks. Default: what the memory allows.", KIND_INTEGER,
-     FIELD(request.chunk), .least = 1, .most = ROWS_MOST},
+     FIELD(request.chunk), .least = 1, .most = SIZE_MOST},
     {"tile", "auto|f32|bf16|f16|diff", ONE_PLAN, GROUP_PLAN,
      "What logits are held in. Default: auto; its choice and the reason are in the plan.", KIND_CHOICE,
      FIELD(request.tile), .choices = tiles},
@@ -250,18 +254,12 @@ void options_init(options *o) {
 /* --------------------------------------------------------------------------------------------------- one value ---- */
 
 static void describe_range(const option_row *row, char *text, size_t size) {
-    const bool integer = row->kind == KIND_INTEGER || row->kind == KIND_INTEGER32;
-    const char *const noun = integer ? "an integer" : "a number";
-    const double unbounded = integer ? INT32_MAX : (double)FLT_MAX;
-    const bool above = row->most<unbounded, below = row->least> - unbounded;
-    if (!above && !below)
-        snprintf(text, size, "%s", noun);
-    else if (!above && row->least == (double)FLT_MIN)
-        snprintf(text, size, "%s over 0", noun);
-    else if (!above)
-        snprintf(text, size, "%s, at least %g", noun, row->least);
+    if (row->kind != KIND_REAL)
+        snprintf(text, size, "an integer from %.0f to %.0f", row->least, row->most);
+    else if (row->least == (double)FLT_MIN)
+        snprintf(text, size, "a number over 0, at most %g", row->most);
     else
-        snprintf(text, size, "%s from %g to %g", noun, row->least, row->most);
+        snprintf(text, size, "a number from %g to %s%g", row->least, row->below ? "less than " : "", row->most);
 }
 
 static oh_status bad_value(const option_row *row, const char *text, const char *expected, oh_error *error) {
@@ -288,7 +286,7 @@ static oh_status set_number(const option_row *row, void *field, bool *given, con
     bool good = false;
     switch (row->kind) {
     case KIND_REAL:
-        good = number_real(text, row->least, row->most, field);
+        good = number_real(text, row->least, row->below ? nextafter(row->most, row->least) : row->most, field);
         break;
     case KIND_INTEGER:
         good = number_integer(text, (int64_t)row->least, (int64_t)row->most, field);
@@ -329,7 +327,7 @@ static oh_status set_value(options *o, const option_row *row, const char *text, 
         return OH_OK;
     case KIND_BYTES:
         if (number_bytes(text, field)) return OH_OK;
-        return bad_value(row, text, "bytes, an integer over 0 with or without K, M or G", error);
+        return bad_value(row, text, "1 to 9223372036854775807 bytes, an integer with or without K, M or G", error);
     case KIND_CHOICE:
         return set_choice(row, field, text, error);
     case KIND_OBJECTIVE:
@@ -367,8 +365,8 @@ static oh_status check_together(const options *o, const options_command *command
     }
     if (objective->first_slot >= objective->block_size) {
         return error_line(error, OH_INVALID_ARGUMENT, "--first-slot",
-                          "%" PRId32 ", expected less than the block size, %" PRId64, objective->first_slot,
-                          objective->block_size);
+                          "%" PRId32 ", expected 0 to %" PRId64 ", a slot of a block of %" PRId64,
+                          objective->first_slot, objective->block_size - 1, objective->block_size);
     }
     if (o->request.chunk % objective->block_size != 0) {
         return error_line(error, OH_INVALID_ARGUMENT, "--chunk",

@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define RATE_LEAST 1e-6 /* GFLOP/s */
+#define RATE_MOST 1e12
+
 static double number_at(const json_t *object, const char *key) {
     const json_t *const value = json_object_get(object, key);
     return json_is_number(value) ? json_number_value(value) : NAN;
@@ -38,9 +41,10 @@ static oh_status read_file(plan_rate *rate, const char *path, oh_error *error) {
     if (root == NULL && json_error_code(&why) == json_error_out_of_memory)
         return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
     if (root == NULL) {
-        return error_line(error, OH_INVALID_ARGUMENT, "--rate",
-                          "'%.100s', expected GFLOP/s, a number over 0, or a JSON file of 'onehead bench': %.100s",
-                          path, why.text);
+        return error_line(
+            error, OH_INVALID_ARGUMENT, "--rate",
+            "'%.100s', expected GFLOP/s, a number from %g to %g, or a JSON file of 'onehead bench': %.100s", path,
+            RATE_LEAST, RATE_MOST, why.text);
     }
     const json_t *const benchmarks = json_object_get(root, "benchmarks");
     size_t index;
@@ -66,7 +70,7 @@ oh_status plan_rate_read(plan_rate *rate, const char *text, oh_error *error) {
         rate->ratio[policy] = 1;
     if (text == NULL) return OH_OK;
     double giga;
-    if (!number_real(text, 1e-6, 1e12, &giga)) return read_file(rate, text, error);
+    if (!number_real(text, RATE_LEAST, RATE_MOST, &giga)) return read_file(rate, text, error);
     rate->flops_per_second = 1e9 * giga;
     return OH_OK;
 }

@@ -61,7 +61,7 @@ oh_status shape_complete(options *o, const char *fallback, oh_error *error) {
 
 static oh_status require(const char *name, int64_t value, oh_error *error) {
     if (value != 0) return OH_OK;
-    return error_line(error, OH_INVALID_ARGUMENT, name, "not given, expected an integer, at least 1, or a --preset");
+    return error_line(error, OH_INVALID_ARGUMENT, name, "not given, expected an integer or a --preset");
 }
 
 oh_status shape_request(const options *o, oh_request *request, oh_error *error) {

@@ -125,7 +125,9 @@ def _norm_kind(norm: Any) -> str:
             raise InvalidArgument(f"norm of shape {tuple(norm.shape)}: expected a scalar")
         return "none"
     if not (isinstance(norm, (int, float)) and 0 <= norm < math.inf):
-        raise InvalidArgument(f"norm {norm!r}: expected weights, count, none, a number that is not negative, or a tensor")
+        raise InvalidArgument(
+            f"norm {norm!r}: expected weights, count, none, a finite number that is not negative, or a tensor"
+        )
     return "none"
 
 
