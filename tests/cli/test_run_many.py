@@ -117,28 +117,62 @@ class TestMany(unittest.TestCase):
         for name in ("loss", "loss_num", "rows", "topk", "slot_hits", "eal", "tau", "gemms"):
             self.assertEqual(first[name], again[name])
 
+    def stop_at(self, index, state):
+        """A pass that ends with an error at a batch; gives what is to be written there instead."""
+        bad = os.path.join(self.batches, f"b{index}.safetensors")
+        with open(bad, "rb") as file:
+            good = file.read()
+        with open(bad, "wb") as file:
+            file.write(b"?" * 100)
+        done = run("run", self.batches, "--lm-head", self.head, "--threads", "1", "--json", "--resume", state)
+        self.assertEqual((done.returncode, done.stdout), (3, ""))
+        self.assertIn(f"b{index}.safetensors", done.stderr)
+        return bad, good
+
+    def assert_same_sums(self, got, want):
+        for name in ("loss", "loss_num", "loss_den", "alpha", "tau", "draft_entropy", "rows", "topk", "gemms"):
+            self.assertEqual(got[name], want[name], name)
+
     def test_an_interrupted_pass_goes_on_to_the_same_sums(self):
         """A bad fourth file ends the first pass; a good one in its place goes on with it."""
         plain = self.many(self.batches)
         state = self.path("state.json")
-        bad = os.path.join(self.batches, "b3.safetensors")
-        with open(bad, "rb") as file:
-            good = file.read()
-        when = os.stat(bad)
-        with open(bad, "r+b") as file: # a header of the same length that is no JSON
-            file.seek(8)
-            file.write(b"?")
-        os.utime(bad, ns=(when.st_atime_ns, when.st_mtime_ns))
-        done = run("run", self.batches, "--lm-head", self.head, "--threads", "1", "--json", "--resume", state)
-        self.assertEqual((done.returncode, done.stdout), (3, ""))
-        self.assertIn("b3.safetensors", done.stderr)
+        bad, good = self.stop_at(3, state)
         with open(bad, "wb") as file:
             file.write(good)
-        os.utime(bad, ns=(when.st_atime_ns, when.st_mtime_ns))
         got = self.many(self.batches, "--resume", state)
         self.assertEqual(got["batches_resumed"], 3)
-        for name in ("loss", "loss_num", "loss_den", "alpha", "tau", "draft_entropy", "rows", "topk", "gemms"):
-            self.assertEqual(got[name], plain[name], name)
+        self.assert_same_sums(got, plain)
+
+    def test_batches_may_be_added_to_a_pass(self):
+        state = self.path("state.json")
+        self.many(self.batches, "--resume", state)
+        make_batch(os.path.join(self.batches, "c.safetensors"), self.rng, 48)
+        got = self.many(self.batches, "--resume", state)
+        self.assertEqual((got["batches"], got["batches_resumed"]), (6, 5))
+        self.assert_same_sums(got, self.many(self.batches))
+
+    def test_a_batch_that_is_written_while_the_pass_runs_counts_as_it_was_read(self):
+        """The file of sums is a FIFO: its reader has made its list of batches and waits."""
+        state, fifo = self.path("state.json"), self.path("fifo")
+        bad, good = self.stop_at(3, state)
+        with open(state) as file:
+            saved = file.read()
+        os.mkfifo(fifo)
+        process = subprocess.Popen([ONEHEAD, "run", self.batches, "--lm-head", self.head, "--threads", "1", "--json",
+                                    "--resume", fifo], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with open(fifo, "w") as file:
+            with open(bad, "wb") as batch:
+                batch.write(good)
+            file.write(saved)
+        with open(fifo) as file, open(state, "w") as copy:
+            copy.write(file.read())
+        out, err = process.communicate(timeout=120)
+        self.assertEqual((process.returncode, err), (0, ""))
+        self.assertEqual(json.loads(out)["batches_resumed"], 3)
+        again = self.many(self.batches, "--resume", state)
+        self.assertEqual(again["batches_resumed"], 5)
+        self.assert_same_sums(again, json.loads(out))
 
     def test_an_interrupt_finishes_the_batch_and_saves(self):
         """Enough batches that the signal comes in the middle; whenever it comes, the sums end up the same."""
@@ -173,7 +207,7 @@ class TestMany(unittest.TestCase):
         os.utime(os.path.join(self.batches, "b0.safetensors"), ns=(1, 1))
         done = run("run", self.batches, "--lm-head", self.head, "--threads", "1", "--resume", state)
         self.assertEqual(done.returncode, 3, done.stderr)
-        self.assertIn("changed", done.stderr)
+        self.assertRegex(done.stderr, r"\Aonehead: run: \S*/b0\.safetensors: changed since .*state\.json.*\n\Z")
         for text in ("", "{}", '{"settings": 1, "files": 2}'):
             with open(state, "w") as file:
                 file.write(text)

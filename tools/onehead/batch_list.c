@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static bool is_folder(const char *path) {
     struct stat info;
@@ -36,8 +35,7 @@ static oh_status add(batch_list *list, const char *path, oh_error *error) {
     batch_file *const file = &list->files[list->count];
     file->path = strdup(path);
     if (file->path == NULL) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
-    file->bytes = info.st_size;
-    file->modified_ns = (int64_t)info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec;
+    file->stamp = file_stamp_of(&info);
     list->count++;
     return OH_OK;
 }

@@ -2,14 +2,13 @@
 #ifndef ONEHEAD_TOOL_BATCH_LIST_H
 #define ONEHEAD_TOOL_BATCH_LIST_H
 
-#include <onehead/status.h>
+#include "mapped_file.h"
 
 #include <stdbool.h>
-#include <stdint.h>
 
 typedef struct batch_file {
     char *path;
-    int64_t bytes, modified_ns; /* as the system says: whether it is still the same file */
+    file_stamp stamp;
 } batch_file;
 
 typedef struct batch_list {

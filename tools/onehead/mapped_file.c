@@ -6,10 +6,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static const char *kind_of(mode_t mode) {
@@ -17,6 +15,10 @@ static const char *kind_of(mode_t mode) {
     if (S_ISFIFO(mode)) return "a FIFO";
     if (S_ISSOCK(mode)) return "a socket";
     return "a device";
+}
+
+file_stamp file_stamp_of(const struct stat *info) {
+    return (file_stamp){info->st_size, (int64_t)info->st_mtim.tv_sec * 1000000000 + info->st_mtim.tv_nsec};
 }
 
 oh_status mapped_file_open(mapped_file *file, const char *path, oh_error *error) {
@@ -41,6 +43,7 @@ oh_status mapped_file_open(mapped_file *file, const char *path, oh_error *error)
             error_line(error, OH_IO, path, "%jd bytes don't fit this machine's address space", (intmax_t)info.st_size);
         goto done;
     }
+    file->stamp = file_stamp_of(&info);
     if (info.st_size == 0) { /* mmap refuses length 0 */
         file->bytes = "";
         goto done;

@@ -5,10 +5,20 @@
 #include <onehead/status.h>
 
 #include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+/* Whether a file is still the same, as the system says. */
+typedef struct file_stamp {
+    int64_t bytes, modified_ns;
+} file_stamp;
+
+file_stamp file_stamp_of(const struct stat *info);
 
 typedef struct mapped_file {
     const void *bytes; /* never NULL after a successful open */
     size_t size;
+    file_stamp stamp; /* of what is mapped */
 } mapped_file;
 
 /* Maps `path`, following links. Anything but a regular file is refused without blocking on it (a FIFO, a device, a

@@ -230,8 +230,9 @@ static const option_row table[] = {
     {"out", "FILE", OPTIONS_REPORT, GROUP_OUTPUT, "Where to. Default: onehead-report.html.", KIND_TEXT,
      FIELD(out_file)},
     {"resume", "FILE", OPTIONS_RUN, GROUP_OUTPUT,
-     "Of many batches: keep the sums in this file, and continue from it where it is there. An interrupt (Ctrl-C) then "
-     "finishes the batch and saves.",
+     "Of many batches: keep the sums in this file, and continue from it where it is there, with the same options. "
+     "Batches whose sums are in must come first and be as they were; those after them may be new or changed. An "
+     "interrupt (Ctrl-C) then finishes the batch and saves.",
      KIND_TEXT, FIELD(resume_file)},
     {"dot", "FILE", OPTIONS_PLAN, GROUP_OUTPUT,
      "Write the graph before and after merging for Graphviz: dot -Tsvg -O FILE.", KIND_TEXT, FIELD(dot_file)},

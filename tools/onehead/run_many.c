@@ -243,7 +243,10 @@ static oh_status next_batch(pass *p, oh_error *error) {
     const double start = step_clock();
     oh_status status = batch_queue_take(p->queue, &b, error);
     p->waited += step_clock() - start;
+    const int64_t index = p->total.batches;
     if (status == OH_OK) status = run_batch(p, &b, error);
+    /* What went into the sums, which may have been written since the list was made. */
+    if (status == OH_OK) p->list.files[index].stamp = st_file_stamp(b.file);
     /* The device may still read its tensors where the run failed. */
     if (status != OH_OK && p->plan != NULL) (void)oh_plan_wait(p->plan, NULL);
     batch_close(&b);

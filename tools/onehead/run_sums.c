@@ -101,12 +101,14 @@ static json_t *settings_json(const options *o) {
                      "vocab_valid", (json_int_t)r->vocab_valid);
 }
 
-static json_t *files_json(const batch_list *list) {
+static json_t *file_json(const batch_file *file) {
+    return json_pack("[s, I, I]", file->path, (json_int_t)file->stamp.bytes, (json_int_t)file->stamp.modified_ns);
+}
+
+static json_t *files_json(const batch_list *list, int64_t count) {
     json_t *const array = json_array();
-    for (int64_t i = 0; i < list->count; i++) {
-        const batch_file *const file = &list->files[i];
-        json_t *const entry =
-            json_pack("[s, I, I]", file->path, (json_int_t)file->bytes, (json_int_t)file->modified_ns);
+    for (int64_t i = 0; i < count; i++) {
+        json_t *const entry = file_json(&list->files[i]);
         if (json_array_append_new(array, entry) == 0) continue;
         json_decref(array);
         return NULL;
@@ -118,8 +120,8 @@ oh_status run_sums_save(const run_sums *s, const char *path, const options *o, c
                         oh_error *error) {
     json_t *const root = json_pack(
         "{s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i}, s:f, s:o}", "settings", settings_json(o), "files",
-        files_json(list), "done", "batches", (json_int_t)s->batches, "rows", (json_int_t)s->rows, "plan_rows",
-        (json_int_t)s->plan_rows, "plan_target_rows", (json_int_t)s->plan_target_rows, "projections_draft",
+        files_json(list, s->batches), "done", "batches", (json_int_t)s->batches, "rows", (json_int_t)s->rows,
+        "plan_rows", (json_int_t)s->plan_rows, "plan_target_rows", (json_int_t)s->plan_target_rows, "projections_draft",
         (json_int_t)s->projections_draft, "projections_target", (json_int_t)s->projections_target, "gemms",
         (json_int_t)s->gemms, "tile_reads", (json_int_t)s->tile_reads, "has_target", s->has_target, "seconds",
         s->seconds, "sums", numbers(s->sums, s->count));
@@ -139,22 +141,40 @@ oh_status run_sums_save(const run_sums *s, const char *path, const options *o, c
     return status;
 }
 
-static oh_status different(const char *path, const char *what, oh_error *error) {
-    return error_line(error, OH_BAD_DATA, path, "of a pass with other %s, expected the same ones", what);
-}
-
-static oh_status check_same(const json_t *root, const char *path, const options *o, const batch_list *list,
-                            oh_error *error) {
-    json_t *const settings = settings_json(o), *const files = files_json(list);
+static oh_status check_settings(const json_t *root, const char *path, const options *o, oh_error *error) {
+    json_t *const settings = settings_json(o);
     oh_status status = OH_OK;
-    if (settings == NULL || files == NULL)
+    if (settings == NULL)
         status = error_line(error, OH_OUT_OF_MEMORY, path, "out of memory, or a name that isn't UTF-8");
     else if (!json_equal(json_object_get(root, "settings"), settings))
-        status = different(path, "options", error);
-    else if (!json_equal(json_object_get(root, "files"), files))
-        status = different(path, "files, or files that were changed since", error);
+        status = error_line(error, OH_BAD_DATA, path, "of a pass with other options, expected the same ones");
     json_decref(settings);
-    json_decref(files);
+    return status;
+}
+
+/* File `index` of the pass must be the one whose sums are in. */
+static oh_status check_file(const json_t *done, int64_t index, const char *path, const batch_list *list,
+                            oh_error *error) {
+    const char *const name = json_string_value(json_array_get(done, 0));
+    if (name == NULL || index >= list->count || strcmp(name, list->files[index].path) != 0)
+        return error_line(error, OH_BAD_DATA, path,
+                          "of a pass whose batch %" PRId64 " was '%.100s', expected the same files in the same order",
+                          index + 1, name != NULL ? name : "?");
+    json_t *const entry = file_json(&list->files[index]);
+    const bool same = entry != NULL && json_equal(done, entry);
+    const bool ran_out = entry == NULL;
+    json_decref(entry);
+    if (ran_out) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
+    if (same) return OH_OK;
+    return error_line(error, OH_BAD_DATA, name, "changed since its sums went into %.100s, expected it as it was", path);
+}
+
+/* Those that are done; what comes after them is yet to be read. */
+static oh_status check_files(const json_t *root, int64_t count, const char *path, const batch_list *list,
+                             oh_error *error) {
+    oh_status status = OH_OK;
+    for (int64_t i = 0; i < count && status == OH_OK; i++)
+        status = check_file(json_array_get(json_object_get(root, "files"), (size_t)i), i, path, list, error);
     return status;
 }
 
@@ -196,12 +216,13 @@ oh_status run_sums_load(run_sums *s, const char *path, const options *o, const b
     oh_status status = OH_OK;
     if (json_object_get(root, "settings") == NULL || json_object_get(root, "files") == NULL)
         status = error_line(error, OH_BAD_DATA, path, "expected a file that 'onehead run --resume' wrote");
-    if (status == OH_OK) status = check_same(root, path, o, list, error);
+    if (status == OH_OK) status = check_settings(root, path, o, error);
     json_forget();
-    if (status == OH_OK && (!read_done(root, s) || s->batches > list->count))
+    if (status == OH_OK && !read_done(root, s))
         status = json_ran_out() ? error_line(error, OH_OUT_OF_MEMORY, path, "out of memory")
                                 : error_line(error, OH_BAD_DATA, path,
                                              "its sums are damaged, expected those of %" PRId64 " figures", s->count);
+    if (status == OH_OK) status = check_files(root, s->batches, path, list, error);
     json_decref(root);
     return status;
 }

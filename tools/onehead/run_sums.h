@@ -1,7 +1,8 @@
 /* run_sums.h - a pass over many batches: what has been added up so far, and the file that a later run continues from.
  *
  * The file is JSON; sums are hexadecimal floating-point texts, so that a continued pass adds to exactly the same
- * numbers. It names the settings and the files of the pass: with others it's refused. */
+ * numbers. It names the settings, and the files that are done: they must be the first of the pass that continues, and as
+ * they were. Those after them may have changed: the sums are of what is read. */
 #ifndef ONEHEAD_TOOL_RUN_SUMS_H
 #define ONEHEAD_TOOL_RUN_SUMS_H
 
@@ -32,7 +33,7 @@ void run_sums_figures(const run_sums *s, const oh_objective *objective, uint32_t
 oh_status run_sums_save(const run_sums *s, const char *path, const options *o, const batch_list *list, oh_error *error);
 
 /* Reads the file where there is one; otherwise `s` stays as it is. OH_BAD_DATA: not such a file, or of a pass with
- * other settings or files; says which. */
+ * other settings, or whose files are others or were changed; says which. */
 oh_status run_sums_load(run_sums *s, const char *path, const options *o, const batch_list *list, oh_error *error);
 
 #endif

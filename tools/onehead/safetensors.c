@@ -410,6 +410,10 @@ const char *st_file_name(const st_file *file) {
     return file->name;
 }
 
+file_stamp st_file_stamp(const st_file *file) {
+    return file->map.stamp;
+}
+
 bool st_is_aligned(const st_tensor *tensor) {
     const size_t size = st_dtype_size(tensor->dtype);
     return size <= 1 || (uintptr_t)tensor->data % size == 0;

@@ -24,7 +24,7 @@
 #ifndef ONEHEAD_TOOL_SAFETENSORS_H
 #define ONEHEAD_TOOL_SAFETENSORS_H
 
-#include <onehead/status.h>
+#include "mapped_file.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -101,6 +101,9 @@ const char *st_metadata(const st_file *file, const char *key);
 
 /* The path or name that the file was opened by. */
 const char *st_file_name(const st_file *file);
+
+/* Of what st_open mapped; zeros for bytes in memory. */
+file_stamp st_file_stamp(const st_file *file);
 
 /* Whether `data` may be read as an array of the tensor's dtype. */
 bool st_is_aligned(const st_tensor *tensor);
