@@ -269,6 +269,49 @@ static void test_bad_index_is_refused(void **state) {
     }
 }
 
+static void test_an_embedding_is_no_head_where_the_config_says_so(void **state) {
+    (void)state;
+    static const struct {
+        const char *config;
+        bool tied;
+    } cases[] = {
+        {"{\"tie_word_embeddings\":false}", false},
+        {"{\"tie_word_embeddings\":true}", true},
+        {"{\"tie_word_embeddings\":null,\"hidden_size\":3}", true},
+        {"{\"tie_word_embeddings\":true,\"text_config\":{\"tie_word_embeddings\":false}}", false},
+        {"{\"tie_word_embeddings\":false,\"text_config\":{\"tie_word_embeddings\":true}}", true},
+        {"{\"tie_word_embeddings\":false,\"text_config\":{\"hidden_size\":3}}", false},
+        {"[false]", true},
+        {"{\"tie_word_embeddings\":false,\"time_step_limit\":[0.0,Infinity]}", true},
+    };
+    const char *const single = in_folder("config/model.safetensors"), *const index = in_folder("config/two.index.json");
+    char *const specs[] = {strdup(in_folder("config")), strdup(single), strdup(index)};
+    assert_int_equal(mkdir(in_folder("config"), 0700), 0);
+    make_file(single, NAMES("model.embed_tokens.weight", "model.norm.weight"));
+    put(index, "{\"weight_map\":{\"model.embed_tokens.weight\":\"model.safetensors\"}}");
+    for (int i = 0; i < 3; i++) {
+        assert_finds(specs[i], in_folder("config/model.safetensors"), "model.embed_tokens.weight", true);
+        for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+            put(in_folder("config/config.json"), cases[k].config);
+            if (cases[k].tied)
+                assert_finds(specs[i], in_folder("config/model.safetensors"), "model.embed_tokens.weight", true);
+            else
+                assert_fails(specs[i], OH_BAD_DATA,
+                             "no lm_head, and tie_word_embeddings is false in config.json beside it, expected the file "
+                             "that has it (or FILE:model.embed_tokens.weight, where the embedding is meant)");
+        }
+        put(in_folder("config/config.json"), cases[0].config);
+        char asked[600];
+        snprintf(asked, sizeof asked, "%s:model.embed_tokens.weight", specs[i]);
+        assert_finds(asked, in_folder("config/model.safetensors"), "model.embed_tokens.weight", true);
+        make_file(in_folder("config/head.safetensors"), NAMES("lm_head.weight", "model.embed_tokens.weight"));
+        assert_finds(in_folder("config/head.safetensors"), in_folder("config/head.safetensors"), "lm_head.weight",
+                     false);
+        assert_int_equal(remove(in_folder("config/config.json")), 0);
+        free(specs[i]);
+    }
+}
+
 static int make_folder(void **state) {
     (void)state;
     return mkdtemp(folder) == NULL;
@@ -300,6 +343,7 @@ int main(void) {
         cmocka_unit_test(test_index_beside_the_working_folder),
         cmocka_unit_test(test_linked_shards_and_index_are_followed),
         cmocka_unit_test(test_bad_index_is_refused),
+        cmocka_unit_test(test_an_embedding_is_no_head_where_the_config_says_so),
     };
     return cmocka_run_group_tests_name("checkpoint", tests, make_folder, remove_folder);
 }

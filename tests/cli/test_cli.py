@@ -385,6 +385,23 @@ class TestInput(InFolder):
         safetensors.write(wide, {"lm_head": np.zeros((19, 9), np.float32)})
         self.assert_refused(3, ["wide", "[19, 9]", "[V, 8]"], "run", batch, "--lm-head", wide)
 
+    def test_an_embedding_that_serves_as_the_head_is_named(self):
+        batch, checkpoint = self.write(lm_head=None), self.path("checkpoint")
+        os.mkdir(checkpoint)
+        name = "model.embed_tokens.weight"
+        safetensors.write(os.path.join(checkpoint, "model.safetensors"), {name: small()["lm_head"]})
+        for arguments in (("run", batch), ("run", batch, batch), ("check", batch)):
+            self.assertEqual(run_json(*arguments, "--lm-head", checkpoint)["lm_head_embedding"], name)
+            table = run(*arguments, "--lm-head", checkpoint).stdout
+            self.assertRegex(table, rf"(?m)^lm_head +the input embedding, {re.escape(name)}$")
+            self.assertNotIn("lm_head_embedding", run_json(arguments[0], self.write("own.safetensors")))
+        with open(os.path.join(checkpoint, "config.json"), "w") as config:
+            config.write('{"tie_word_embeddings": false}')
+        for command_name in ("run", "check"):
+            self.assert_refused(3, ["model.safetensors", "tie_word_embeddings", "config.json", name], command_name, batch,
+                                "--lm-head", checkpoint)
+        self.assertEqual(run("run", batch, "--lm-head", f"{checkpoint}:{name}").returncode, 0)
+
     def test_a_file_whose_tensors_lie_misaligned_gives_the_same_answers(self):
         tensors = {"a": np.zeros(1, np.uint8), **small()}  # one byte in front of all others
         odd = self.write("odd.safetensors", tensors)

@@ -81,6 +81,8 @@ json_t *check_report_json(const check_report *report) {
                   "reference", report->reference, "agrees", (int)check_report_agrees(report), "runs",
                   comparisons_json(report->steps, report->step_count), "golden",
                   comparisons_json(report->golden, report->golden_count), "left_out", omitted);
+    if (report->embedding != NULL)
+        failed |= json_object_set_new(root, "lm_head_embedding", json_string(report->embedding));
     if (!failed) return root;
     json_decref(root);
     return NULL;
@@ -155,7 +157,9 @@ static void print_figures(const check_report *report) {
 }
 
 void check_report_print(const check_report *report) {
-    printf("batch      %s\nbackend    %s\nreference  %s\n\n", report->batch, report->backend, report->reference);
+    printf("batch      %s\n", report->batch);
+    if (report->embedding != NULL) printf("lm_head    the input embedding, %s\n", report->embedding);
+    printf("backend    %s\nreference  %s\n\n", report->backend, report->reference);
     for (size_t i = 0; i < report->step_count; i++)
         print_comparisons(&report->steps[i], 1, report->steps[i].subject);
     for (size_t i = 0; i < report->omission_count; i++)

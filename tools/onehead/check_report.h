@@ -12,6 +12,7 @@ typedef struct check_omission {
 
 typedef struct check_report {
     const char *batch, *backend;
+    const char *embedding;   /* that serves as the head; NULL: a head does */
     check_comparison *steps; /* of one request, all against its first run */
     size_t step_count;
     check_comparison *golden; /* against golden values */

@@ -24,8 +24,8 @@ static const char *const tied_names[] = {
 enum {
     HEAD_NAMES = sizeof head_names / sizeof head_names[0],
     TIED_NAMES = sizeof tied_names / sizeof tied_names[0],
-    LISTED = 5,            /* names that an error shows */
-    INDEX_LIMIT = 1 << 28, /* bytes, far above a line a tensor */
+    LISTED = 5,           /* names that an error shows */
+    JSON_LIMIT = 1 << 28, /* bytes, far above a line a tensor */
 };
 
 /* The tensor names of a file or of an index. The strings belong to it. */
@@ -83,6 +83,77 @@ static oh_status only_one_of(const name_list *list, const char *path, const char
     return OH_OK;
 }
 
+/* "FOLDER/name"; the folder is the first `length` bytes of `folder`. NULL when memory is out. */
+static char *join(const char *folder, size_t length, const char *name) {
+    const bool slash = length > 0 && folder[length - 1] != '/';
+    const size_t name_size = strlen(name) + 1;
+    char *const path = malloc(length + 1 + name_size);
+    if (path == NULL) return NULL;
+    memcpy(path, folder, length);
+    if (slash) path[length] = '/';
+    memcpy(path + length + slash, name, name_size);
+    return path;
+}
+
+static oh_status load_json(json_t **root, const char *path, oh_error *error) {
+    *root = NULL;
+    mapped_file file;
+    oh_status status = mapped_file_open(&file, path, error);
+    if (status != OH_OK) return status;
+
+    json_error_t parse;
+    if (file.size > JSON_LIMIT) {
+        status = error_line(error, OH_BAD_DATA, path, "%zu bytes, expected JSON of at most %d", file.size, JSON_LIMIT);
+    } else {
+        *root = json_parse(file.bytes, file.size, JSON_REJECT_DUPLICATES, &parse);
+        if (*root == NULL && json_error_code(&parse) == json_error_out_of_memory) {
+            status = error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
+        } else if (*root == NULL) {
+            status = error_line(error, OH_BAD_DATA, path, "isn't valid JSON at line %d: %s", parse.line, parse.text);
+        }
+    }
+    mapped_file_close(&file);
+    return status;
+}
+
+/* Whether something is there, even if it can't be used: opening it then gives the better error. */
+static bool exists(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 || (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG);
+}
+
+/* The folder's part of a path, in bytes. */
+static size_t folder_length(const char *path) {
+    const char *const slash = strrchr(path, '/');
+    return slash == NULL ? 0 : (size_t)(slash + 1 - path);
+}
+
+/* -1: not said. Of a model of several modalities the text's part decides. */
+static int says_tied(const json_t *config) {
+    const char *const key = "tie_word_embeddings";
+    const json_t *const of_text = json_object_get(json_object_get(config, "text_config"), key);
+    const json_t *const word = json_is_boolean(of_text) ? of_text : json_object_get(config, key);
+    return json_is_boolean(word) ? json_is_true(word) : -1;
+}
+
+/* An embedding mustn't stand in for a head that the model has, and whose file is missing here. A config.json that is no
+ * JSON (some write Infinity into it) says nothing. */
+static oh_status check_tied(const char *path, const char *embedding, oh_error *error) {
+    char *const config_path = join(path, folder_length(path), "config.json");
+    if (config_path == NULL) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
+    json_t *config = NULL;
+    oh_status status = exists(config_path) ? load_json(&config, config_path, error) : OH_OK;
+    if (status == OH_BAD_DATA) status = OH_OK;
+    if (status == OH_OK && says_tied(config) == 0)
+        status = error_line(error, OH_BAD_DATA, path,
+                            "no lm_head, and tie_word_embeddings is false in config.json beside it, expected the file "
+                            "that has it (or FILE:%s, where the embedding is meant)",
+                            embedding);
+    json_decref(config);
+    free(config_path);
+    return status;
+}
+
 static oh_status choose(const name_list *list, const char *path, const char *asked, const char **name, bool *tied,
                         oh_error *error) {
     char candidates[240];
@@ -103,7 +174,8 @@ static oh_status choose(const name_list *list, const char *path, const char *ask
 
     status = only_one_of(list, path, tied_names, TIED_NAMES, name, error);
     *tied = status == OH_OK && *name != NULL;
-    if (status != OH_OK || *name != NULL) return status;
+    if (*tied) return check_tied(path, *name, error);
+    if (status != OH_OK) return status;
 
     list_candidates(list, candidates, sizeof candidates);
     return error_line(error, OH_BAD_DATA, path,
@@ -158,37 +230,8 @@ static oh_status open_single(ckpt_head *head, const char *path, const char *aske
     return status;
 }
 
-/* "FOLDER/name"; the folder is the first `length` bytes of `folder`. NULL when memory is out. */
-static char *join(const char *folder, size_t length, const char *name) {
-    const bool slash = length > 0 && folder[length - 1] != '/';
-    const size_t name_size = strlen(name) + 1;
-    char *const path = malloc(length + 1 + name_size);
-    if (path == NULL) return NULL;
-    memcpy(path, folder, length);
-    if (slash) path[length] = '/';
-    memcpy(path + length + slash, name, name_size);
-    return path;
-}
-
 static oh_status load_index(json_t **index, const char *path, oh_error *error) {
-    *index = NULL;
-    mapped_file file;
-    oh_status status = mapped_file_open(&file, path, error);
-    if (status != OH_OK) return status;
-
-    json_error_t parse;
-    if (file.size > INDEX_LIMIT) {
-        status =
-            error_line(error, OH_BAD_DATA, path, "%zu bytes, expected an index of at most %d", file.size, INDEX_LIMIT);
-    } else {
-        *index = json_parse(file.bytes, file.size, JSON_REJECT_DUPLICATES, &parse);
-        if (*index == NULL && json_error_code(&parse) == json_error_out_of_memory) {
-            status = error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
-        } else if (*index == NULL) {
-            status = error_line(error, OH_BAD_DATA, path, "isn't valid JSON at line %d: %s", parse.line, parse.text);
-        }
-    }
-    mapped_file_close(&file);
+    const oh_status status = load_json(index, path, error);
     if (status != OH_OK) return status;
 
     const json_t *const map = json_object_get(*index, "weight_map");
@@ -215,8 +258,7 @@ static oh_status open_shard(ckpt_head *head, const char *index_path, const char 
                           "tensor '%.100s': shard '%.100s', expected the name of a file beside the index", name,
                           shard_name);
     }
-    const char *const slash = strrchr(index_path, '/');
-    char *const path = join(index_path, slash == NULL ? 0 : (size_t)(slash + 1 - index_path), shard_name);
+    char *const path = join(index_path, folder_length(index_path), shard_name);
     if (path == NULL) return error_line(error, OH_OUT_OF_MEMORY, index_path, "out of memory");
 
     const oh_status status = open_weight(head, path, name, error);
@@ -253,12 +295,6 @@ bool ckpt_is_index_name(const char *path) {
     static const char ending[] = ".json";
     const size_t length = strlen(path);
     return length >= sizeof ending - 1 && strcmp(path + length - (sizeof ending - 1), ending) == 0;
-}
-
-/* Whether something is there, even if it can't be used: opening it then gives the better error. */
-static bool exists(const char *path) {
-    struct stat info;
-    return stat(path, &info) == 0 || (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG);
 }
 
 static bool is_folder(const char *path) {
@@ -318,6 +354,10 @@ oh_status ckpt_open(ckpt_head *head, const char *spec, oh_error *error) {
     if (status != OH_OK) ckpt_close(head);
     free(path);
     return status;
+}
+
+const char *ckpt_embedding(const ckpt_head *head) {
+    return head->tied ? head->tensor->name : NULL;
 }
 
 void ckpt_close(ckpt_head *head) {

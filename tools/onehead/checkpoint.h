@@ -10,8 +10,9 @@
  *
  * Without TENSOR it is `lm_head` or `lm_head.weight`; where there is neither, the tied input embedding:
  * `model.embed_tokens.weight`, `embed_tokens.weight`, `transformer.wte.weight` or
- * `model.language_model.embed_tokens.weight`. Two heads, or no head and two embeddings, are ambiguous: an error that
- * asks for TENSOR, because the wrong weight gives plausible numbers. */
+ * `model.language_model.embed_tokens.weight`. Two heads, or no head and two embeddings, are ambiguous, and an embedding
+ * is no head where a config.json beside FILE has tie_word_embeddings false (that of its text_config goes first): errors
+ * that ask for TENSOR, because the wrong weight gives plausible numbers. */
 #ifndef ONEHEAD_TOOL_CHECKPOINT_H
 #define ONEHEAD_TOOL_CHECKPOINT_H
 
@@ -26,6 +27,9 @@ typedef struct ckpt_head {
 /* Opens and checks. On failure the record is zeroed. Errors: OH_IO (no such file, can't be read), OH_BAD_DATA (invalid
  * file, no or several candidates, wrong rank or dtype), OH_OUT_OF_MEMORY. */
 oh_status ckpt_open(ckpt_head *head, const char *spec, oh_error *error);
+
+/* The name of the input embedding that serves as the head, NULL where it is none. Belongs to the head. */
+const char *ckpt_embedding(const ckpt_head *head);
 
 /* Cuts `path`, a copy of the spec, into FILE and TENSOR (NULL where there is none). Errors: OH_IO, OH_BAD_DATA. */
 oh_status ckpt_split_spec(char *path, char **tensor, oh_error *error);

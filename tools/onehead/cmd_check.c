@@ -245,6 +245,7 @@ static oh_status run_check(check_state *c, oh_error *error) {
     c->norms = (check_norms){largest_row_norm(&c->b.lm_head), largest_row_norm(&c->b.draft_hidden)};
     c->report.batch = c->b.name;
     c->report.backend = c->s.backend->name;
+    c->report.embedding = ckpt_embedding(&c->b.head);
 
     progress_show("comparing policies");
     status = compare_policies(c, error);

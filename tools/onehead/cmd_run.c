@@ -37,6 +37,7 @@ typedef struct run_state {
 static oh_status print_results(const run_state *r, oh_error *error) {
     const run_report report = {
         .backend = r->s.backend->name,
+        .embedding = ckpt_embedding(&r->b.head),
         .request = &r->request,
         .result = &r->result,
         .has_target = r->b.target_hidden.data != NULL,

@@ -83,7 +83,8 @@ static const option_choice metrics_levels[] = {
 static const option_row table[] = {
     /* ---- input ---- */
     {"lm-head", "FILE[:TENSOR]", ON_DATA, GROUP_INPUT,
-     "The weight [V,H] in a safetensors file, an index file or a Hugging Face checkpoint's folder. "
+     "The weight [V,H] in a safetensors file, an index file or a Hugging Face checkpoint's folder. Where that has no "
+     "lm_head it is the input embedding, which the output names, unless config.json has tie_word_embeddings false. "
      "Default: the batch's `lm_head`.",
      KIND_TEXT, FIELD(lm_head)},
     {"preset", "NAME", SHAPE | OPTIONS_REPORT, GROUP_INPUT,

@@ -88,9 +88,10 @@ json_t *run_report_json(const run_report *report) {
         (json_int_t)f->gemms, "workspace_bytes", (json_int_t)plan->workspace_bytes, "tile", tile_name(plan->tile),
         "seconds", seconds_json(&report->seconds));
     if (object == NULL) return NULL;
-    if (report->has_target && add_target_figures(object, f) != 0) {
-        json_decref(object);
-        return NULL;
-    }
-    return object;
+    int failed = report->has_target ? add_target_figures(object, f) : 0;
+    if (report->embedding != NULL)
+        failed |= json_object_set_new(object, "lm_head_embedding", json_string(report->embedding));
+    if (failed == 0) return object;
+    json_decref(object);
+    return NULL;
 }

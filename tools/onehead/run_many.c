@@ -307,6 +307,7 @@ static oh_status print_pass(const pass *p, oh_error *error) {
     run_sums_figures(total, &request.objective, request.produce, &result.figures);
     if (p->plan != NULL) result.plan = *oh_plan_get_summary(p->plan);
     const run_report report = {.backend = p->s.backend != NULL ? p->s.backend->name : "none",
+                               .embedding = ckpt_embedding(&p->head),
                                .request = &request,
                                .result = &result,
                                .has_target = total->has_target == 1,

@@ -11,6 +11,7 @@ typedef struct run_seconds {
 
 typedef struct run_report {
     const char *backend;
+    const char *embedding; /* that serves as the head; NULL: a head does */
     const oh_request *request;
     const step_result *result;
     bool has_target;

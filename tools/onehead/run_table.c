@@ -70,6 +70,7 @@ static void print_cost(const run_report *report) {
 void run_report_print(const run_report *report, const char *name) {
     const oh_results *const f = &report->result->figures;
     printf("batch       %s\n", name);
+    if (report->embedding != NULL) printf("lm_head     the input embedding, %s\n", report->embedding);
     printf("backend     %s, policy %s, tile %s\n", report->backend, policy_name(report->result->plan.policy),
            tile_name(report->result->plan.tile));
     printf("rows        %s: %s supervised in %s blocks\n", format_count(f->rows).text, format_count(f->supervised).text,
