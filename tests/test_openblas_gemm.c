@@ -1,5 +1,5 @@
 /* Products of the OpenBLAS plugin against f64 sums, and what its partition promises: the same bits every time, from any
- * thread, after fork, and nobody's thread settings touched.
+ * thread, after fork, nobody's thread settings touched, and an error where memory is limited.
  *
  * Bound of one element: a sum of k products in f32, in whatever order, is within gamma = k u / (1 - k u) of the exact
  * one relative to sum |a| |b| (u = 2^-24); adding C is one more rounding of C and the sum. */
@@ -14,6 +14,7 @@
 #include <dirent.h>
 #include <math.h>
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -353,8 +354,45 @@ static void test_case_28_a_child_after_fork_finishes_with_the_same_bits(void **s
     openblas_close(&b);
 }
 
+/* In the child: more threads than ever before multiply under a limit of the address space, and without it. */
+static int refuses_where_there_is_no_room(void) {
+    draws d = draws_open("no room", 21);
+    const matrix x = matrix_open(512, 64, 0, &d), y = matrix_open(512, 512, 0, NULL);
+    const oh_gemm g = product(OH_GEMM_NT, &x, &x, &y, 0);
+    openblas b = openblas_open(-1, 24);
+    long pages = 0;
+    FILE *const size = fopen("/proc/self/statm", "r");
+    if (size == NULL || fscanf(size, "%ld", &pages) != 1 || fclose(size) != 0) return 2;
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_AS, &before);
+    limit = before;
+    limit.rlim_cur = (rlim_t)(pages * sysconf(_SC_PAGESIZE)) + ((rlim_t)32 << 20);
+    setrlimit(RLIMIT_AS, &limit);
+    alarm(20); /* OpenBLAS would ask for ever */
+    const oh_status refused = b.table->gemm(b.queue, &g);
+    oh_error error = {OH_OK, ""};
+    b.table->last_error(b.device, &error);
+    setrlimit(RLIMIT_AS, &before);
+    if (refused != OH_OUT_OF_MEMORY || error.status != refused || !strstr(error.message, "ulimit -v")) return 3;
+    if (b.table->gemm(b.queue, &g) != OH_OK) return 4;
+    openblas_close(&b);
+    return 0;
+}
+
+static void test_a_limit_of_the_address_space_is_an_error_and_not_for_ever(void **state) {
+    (void)state;
+    if (openblas_table()->sanitizer[0] != '\0') skip(); /* they have taken more than any limit */
+    const pid_t child = fork();
+    if (child == 0) _exit(refuses_where_there_is_no_room());
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_limit_of_the_address_space_is_an_error_and_not_for_ever),
         cmocka_unit_test(test_every_operation_and_ragged_shape_is_within_the_rounding_of_its_sum),
         cmocka_unit_test(test_sizes_of_zero),
         cmocka_unit_test(test_case_5_offsets_beyond_32_bits),

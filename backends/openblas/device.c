@@ -11,10 +11,6 @@
 #include "device.h"
 #include "tile_work.h"
 
-/* OpenBLAS keeps a buffer for each thread that is inside a call: room for 128 in Debian's build, more at the price of
- * a warning on stderr. */
-#define THREADS_DEFAULT_MAX 128
-#define THREADS_MAX 512
 /* Overrides the tile kernels chosen by CPU: baseline, avx2 or avx512. Read when a device is opened. */
 #define TILES_VARIABLE "ONEHEAD_OPENBLAS_TILES"
 
@@ -65,9 +61,9 @@ oh_status ob_device_open(const oh_device_options *options, const oh_host *host, 
     if (options->index != 0)
         return tile_refuse(error, OH_NO_BACKEND, "openblas: device %d does not exist, the only one is 0",
                            options->index);
-    if (options->threads < 0 || options->threads > THREADS_MAX)
+    if (options->threads < 0 || options->threads > OB_THREADS_MAX)
         return tile_refuse(error, OH_INVALID_ARGUMENT, "openblas: threads = %d, expected 0 (the default) to %d",
-                           options->threads, THREADS_MAX);
+                           options->threads, OB_THREADS_MAX);
     pthread_once(&blas_once, read_blas);
     if (blas_parallel != 2)
         return tile_refuse(
@@ -88,7 +84,7 @@ oh_status ob_device_open(const oh_device_options *options, const oh_host *host, 
     d->threads = options->threads;
     if (d->threads == 0) {
         d->threads = ob_default_threads();
-        if (d->threads > THREADS_DEFAULT_MAX) d->threads = THREADS_DEFAULT_MAX;
+        if (d->threads > OB_THREADS_DEFAULT_MAX) d->threads = OB_THREADS_DEFAULT_MAX;
     }
     d->kernels = kernels;
     snprintf(d->kernel_line, sizeof d->kernel_line, "%s; core %s; tiles %s (SLEEF)", blas_config, blas_core,
@@ -99,6 +95,7 @@ oh_status ob_device_open(const oh_device_options *options, const oh_host *host, 
 }
 
 void ob_device_close(oh_device *device) {
+    if (device) ob_buffers_return(device);
     free(device);
 }
 

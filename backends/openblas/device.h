@@ -6,9 +6,15 @@
 
 struct tile_kernels;
 
+/* OpenBLAS keeps a buffer for each thread that is inside a call: room for 128 in Debian's build, more at the price of
+ * a warning on stderr. */
+#define OB_THREADS_DEFAULT_MAX 128
+#define OB_THREADS_MAX 512
+
 struct oh_device {
     const oh_host *host; /* the core's services, or NULL */
     int32_t threads;     /* logical: what products are partitioned for */
+    int32_t buffers;     /* threads for whose buffers there was room */
     const struct tile_kernels *kernels;
     char kernel_line[256];
     oh_error error; /* the latest failure */
@@ -31,6 +37,11 @@ void ob_parallel(oh_device *device, int64_t parts, void (*run)(void *work, int64
 
 /* OpenMP's own number of threads for the calling thread. */
 int32_t ob_default_threads(void);
+
+/* Before `threads` of the device go into BLAS calls: OH_OUT_OF_MEMORY where there is no room for their buffers. */
+oh_status ob_buffers_take(oh_device *device, int32_t threads);
+/* No thread of the device will be inside any more. */
+void ob_buffers_return(oh_device *device);
 
 /* ----------------------------------------------------------------------------------- functions of the table ---- */
 

@@ -133,6 +133,9 @@ oh_status ob_gemm(oh_queue *queue, const oh_gemm *g) {
         return OH_OK;
     }
     product p = {g, choose_grid(g, queue->device->threads)};
-    ob_parallel(queue->device, p.parts.rows * p.parts.columns, multiply_part, &p);
+    const int64_t parts = p.parts.rows * p.parts.columns, threads = queue->device->threads;
+    const oh_status room = ob_buffers_take(queue->device, (int32_t)(parts < threads ? parts : threads));
+    if (room != OH_OK) return room;
+    ob_parallel(queue->device, parts, multiply_part, &p);
     return OH_OK;
 }
