@@ -152,14 +152,36 @@ def test_threads_on_streams_of_their_own():
 # ---- capture ----
 
 
-def warm(run):
-    """As PyTorch's notes on CUDA graphs have it: some steps on a side stream first."""
+def capture(leaf, rest, **options):
+    """(graph, loss, gradient, metrics) of a captured step, which reads the memory of `leaf` and `rest` at each replay;
+    before it, as PyTorch's notes on CUDA graphs have it, some on a side stream."""
+
+    def run():
+        leaf.grad = None
+        loss, metrics = onehead.draft_loss(leaf, **rest, **options)
+        loss.backward()
+        return loss.detach(), metrics
+
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             run()
     torch.cuda.current_stream().wait_stream(side)
+    leaf.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss, metrics = run()
+    return graph, loss, leaf.grad, metrics
+
+
+def assert_replays(captured, right):
+    """The captured step gives, once more, what the step `right` gave."""
+    graph, loss, grad, metrics = captured
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(loss, right[0]) and torch.equal(grad, right[1])
+    assert metrics.ratios() == right[2].ratios()
 
 
 @pytest.mark.parametrize("tile", ["f32", "bf16", "diff"])
@@ -169,56 +191,28 @@ def test_a_captured_step_replays_on_new_data(tile):
     norm = torch.tensor(50.0, device="cuda", dtype=torch.float64)
     leaf = draft.clone().requires_grad_()
     target = rest["target_hidden"].clone()
-
-    def run():
-        leaf.grad = None
-        loss, metrics = onehead.draft_loss(leaf, **dict(rest, target_hidden=target), norm=norm, tile=tile)
-        loss.backward()
-        return loss.detach(), metrics
-
-    warm(run)
-    leaf.grad = None
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss, metrics = run()
-    grad = leaf.grad
+    captured = capture(leaf, dict(rest, target_hidden=target), norm=norm, tile=tile)
     with torch.no_grad():
         leaf.copy_(other)
     target.copy_(other_rest["target_hidden"])
     norm.fill_(80.0)
     for _ in range(2):
-        graph.replay()
-        torch.cuda.synchronize()
         right = step(other, dict(rest, target_hidden=other_rest["target_hidden"]), norm=80.0, tile=tile)
-        assert torch.equal(loss, right[0]) and torch.equal(grad, right[1])
-        assert metrics.ratios() == right[2].ratios()
+        assert_replays(captured, right)
 
 
 def test_a_captured_plan_outlives_the_cache():
     draft, rest = batch(rows=128)
     leaf = draft.clone().requires_grad_()
-
-    def run():
-        leaf.grad = None
-        loss, _ = onehead.draft_loss(leaf, **rest, tile="diff")
-        loss.backward()
-        return loss.detach()
-
-    warm(run)
-    leaf.grad = None
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = run()
-    graph.replay()
-    torch.cuda.synchronize()
-    before, grad = loss.clone(), leaf.grad.clone()
-    kept = [plan for plan in _context.context_for(None, draft.device, 0).plans.values() if plan.captured]
+    captured = capture(leaf, rest, tile="diff")
+    right = step(draft, rest, tile="diff")
+    assert_replays(captured, right)
+    plans = _context.context_for(None, draft.device, 0).plans
+    kept = [plan for plan in plans.values() if plan.captured]
     for k in range(1, _context.MAX_PLANS + 4):
         onehead.draft_loss(draft, **rest, topk=(k,))
-    assert all(plan in _context.context_for(None, draft.device, 0).plans.values() for plan in kept) and kept
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(loss, before) and torch.equal(leaf.grad, grad)
+    assert kept and all(plan in plans.values() for plan in kept)
+    assert_replays(captured, right)
 
 
 def test_a_capture_before_the_first_run_is_refused():
@@ -255,28 +249,13 @@ def test_a_captured_step_takes_new_masks_from_the_device():
     draft, rest = batch(dtype=torch.float32)
     mask = rest["loss_mask"].cuda()
     leaf = draft.clone().requires_grad_()
-
-    def run():
-        leaf.grad = None
-        loss, metrics = onehead.draft_loss(leaf, **dict(rest, loss_mask=mask))
-        loss.backward()
-        return loss.detach(), metrics
-
-    warm(run)
-    leaf.grad = None
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss, metrics = run()
-    grad = leaf.grad
+    captured = capture(leaf, dict(rest, loss_mask=mask))
     for seed in (1, 2):
         other = batch(dtype=torch.float32, seed=seed)[1]["loss_mask"]
         mask.copy_(other)
-        graph.replay()
-        torch.cuda.synchronize()
         right = step(draft, dict(rest, loss_mask=mask))
-        assert torch.equal(loss, right[0]) and torch.equal(grad, right[1])
-        assert metrics.ratios() == right[2].ratios()
-        assert metrics.ratios()["supervised"] == int(((other > 0) & (torch.arange(256) % 16 > 0)).sum())
+        assert_replays(captured, right)
+        assert right[2].ratios()["supervised"] == int(((other > 0) & (torch.arange(256) % 16 > 0)).sum())
 
 
 def test_a_mask_of_another_device_is_refused():
