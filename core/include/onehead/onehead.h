@@ -391,7 +391,7 @@ typedef struct oh_results {
 OH_API oh_status oh_plan_results(oh_plan *plan, oh_results *results, oh_error *error);
 
 /* Where the last run's sums and loss live on the device: [oh_sum_count(objective)] and [3] f64. For callers that add
- * steps and ranks without waiting. */
+ * steps and ranks without waiting. A plan puts them at the same place of each workspace. */
 OH_API const double *oh_plan_device_sums(const oh_plan *plan);
 OH_API const double *oh_plan_device_loss(const oh_plan *plan);
 /* [1] f64: rows whose f16 tiles overflowed in the last run, 0 for a valid step. */

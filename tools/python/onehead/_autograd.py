@@ -48,7 +48,6 @@ class DraftLoss(torch.autograd.Function):
         norm: Union[Tensor, float, None],
     ) -> Tuple[Any, ...]:
         produce = options.produce | gradients(*ctx.needs_input_grad[:3])
-        batch = batch._replace(draft=draft.detach(), weight=weight.detach(), bias=None if bias is None else bias.detach())
         step = run_step(options, batch, produce, norm=norm, trains=ctx.needs_input_grad[1])
         ctx.inverse_norm = None if norm is None else inverse(step.norm)
         ctx.dtypes = (draft.dtype, weight.dtype, torch.float32)
@@ -66,9 +65,7 @@ class DraftLoss(torch.autograd.Function):
         if grad_loss is None:
             return (None,) * 6
         ctx.used = True
-        upstream = grad_loss.to(torch.float64)
-        if ctx.inverse_norm is not None:
-            upstream = upstream * ctx.inverse_norm
+        upstream = grad_loss if ctx.inverse_norm is None else grad_loss.to(torch.float64) * ctx.inverse_norm
         grads = [
             None if grad is None else scaled(grad, upstream, dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes)

@@ -58,6 +58,7 @@ class Plan:
         self._handle = C.c_void_p()
         self._error = S.Error()
         self._seen: List[Optional[WeightIdentity]] = []
+        self._figures: Tuple[int, ...] = ()
         #: A CUDA graph replays a step of this plan, out of the plan's own memory: it is never destroyed.
         self.captured = False
         status = self._lib.oh_plan_create(context.handle, request, C.byref(self._handle), self._error)
@@ -84,11 +85,15 @@ class Plan:
     def weight_changed(self) -> None:
         self._lib.oh_plan_weight_changed(self._handle)
 
-    def sums_at(self) -> Tuple[int, int, int]:
-        """Device addresses (f64) of the last run's sums, of its loss, numerator and denominator, and of the count of rows
-        whose f16 tiles overflowed."""
-        lib, handle = self._lib, self._handle
-        return lib.oh_plan_device_sums(handle), lib.oh_plan_device_loss(handle), lib.oh_plan_device_overflow(handle)
+    def figures_at(self, workspace: int) -> Tuple[int, ...]:
+        """Where the last run left its sums, its loss with numerator and denominator, and the count of rows whose f16 tiles
+        overflowed (f64): offsets in bytes into its workspace, which a plan lays out alike each time. Asked for once, since a
+        call of C after a step has been through the caches is slow."""
+        if not self._figures:
+            lib, handle = self._lib, self._handle
+            found = lib.oh_plan_device_sums(handle), lib.oh_plan_device_loss(handle), lib.oh_plan_device_overflow(handle)
+            self._figures = tuple([address - workspace for address in found])
+        return self._figures
 
     def results(self) -> S.Results:
         """Figures of the last run, after waiting for it."""
@@ -160,9 +165,10 @@ class Context:
             plan = self._make(request())
             self.plans[key] = plan
             self._evict(MAX_PLANS, self._weight_bytes_allowed)
-        self.plans.move_to_end(key)
+        if plan is not self.last_plan:
+            self.plans.move_to_end(key)
+            self.last_plan = plan
         plan.captured |= capturing
-        self.last_plan = plan
         return plan
 
     def _make(self, request: S.Request) -> Plan:

@@ -54,6 +54,13 @@ class Options:
     backend: Optional[str]
     threads: int
 
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(dataclasses.astuple(self))  # once: every step looks its plan up by its options
+
+    def __hash__(self) -> int:
+        return self._hash
+
     def encode(self) -> str:
         """A text that `decode` reads: what an opaque operation can carry."""
         return repr(tuple([_static(getattr(self, name)) for name in _FIELDS]))  # in words that torch.compile can follow

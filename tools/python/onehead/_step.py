@@ -132,17 +132,21 @@ def request_for(
     return request
 
 
+def _matrix(tensor: Tensor) -> Tuple[int, int]:
+    """Address and leading dimension. A single row may have any stride in PyTorch; here it has to hold the row."""
+    return tensor.data_ptr(), max(tensor.stride(0), tensor.shape[1])
+
+
 def _inputs(batch: Batch) -> S.Inputs:
     inputs = S.Inputs()
     inputs.rows = batch.draft.shape[0]
-    inputs.draft_hidden, inputs.draft_ld = batch.draft.data_ptr(), batch.draft.stride(0)
-    inputs.lm_head, inputs.lm_head_ld = batch.weight.data_ptr(), batch.weight.stride(0)
+    inputs.draft_hidden, inputs.draft_ld = _matrix(batch.draft)
+    inputs.lm_head, inputs.lm_head_ld = _matrix(batch.weight)
     if batch.target is not None:
         inputs.target_rows = batch.target.shape[0] if inputs.rows else 0
-        inputs.target_hidden, inputs.target_ld = batch.target.data_ptr(), batch.target.stride(0)
+        inputs.target_hidden, inputs.target_ld = _matrix(batch.target)
     if batch.target_weight is not None:
-        inputs.target_lm_head = batch.target_weight.data_ptr()
-        inputs.target_lm_head_ld = batch.target_weight.stride(0)
+        inputs.target_lm_head, inputs.target_lm_head_ld = _matrix(batch.target_weight)
     if batch.bias is not None:
         inputs.bias = batch.bias.data_ptr()
     if batch.target_bias is not None:
@@ -153,12 +157,6 @@ def _inputs(batch: Batch) -> S.Inputs:
         inputs.label, inputs.label_dtype = batch.labels.data_ptr(), S.DTYPES[batch.labels.dtype]
     if batch.mask is not None:
         inputs.mask, inputs.mask_dtype = batch.mask.data_ptr(), S.DTYPES[batch.mask.dtype]
-    # Rows of a single row may have any stride in PyTorch; here it has to hold the row.
-    inputs.draft_ld = max(inputs.draft_ld, batch.draft.shape[1])
-    inputs.target_ld = max(inputs.target_ld, 0 if batch.target is None else batch.target.shape[1])
-    inputs.lm_head_ld = max(inputs.lm_head_ld, batch.weight.shape[1])
-    if batch.target_weight is not None:
-        inputs.target_lm_head_ld = max(inputs.target_lm_head_ld, batch.target_weight.shape[1])
     return inputs
 
 
@@ -166,10 +164,11 @@ def _allocate(options: Options, batch: Batch, produce: int) -> Dict[str, Tensor]
     """Outputs of a step by their names in oh_outputs."""
     rows, device = batch.draft.shape[0], batch.draft.device
     made: Dict[str, Tensor] = {}
+    # Sizes one by one: PyTorch 2.11 takes three times as long to read a tuple.
     if produce & S.PRODUCE_GRAD:
-        made["draft_grad"] = torch.empty(batch.draft.shape, dtype=getattr(torch, options.grad_dtype), device=device)
+        made["draft_grad"] = torch.empty(*batch.draft.shape, dtype=getattr(torch, options.grad_dtype), device=device)
     if produce & S.PRODUCE_HEAD_GRAD:
-        made["lm_head_grad"] = torch.empty(batch.weight.shape, dtype=torch.float32, device=device)
+        made["lm_head_grad"] = torch.empty(*batch.weight.shape, dtype=torch.float32, device=device)
     if produce & S.PRODUCE_BIAS_GRAD:
         made["bias_grad"] = torch.empty(batch.weight.shape[0], dtype=torch.float32, device=device)
     if produce & S.PRODUCE_ROWS:
@@ -179,8 +178,8 @@ def _allocate(options: Options, batch: Batch, produce: int) -> Dict[str, Tensor]
             made[name] = torch.empty(rows, dtype=torch.int32, device=device)
     if produce & S.PRODUCE_TOP_K_ROWS:
         k = options.topk[-1]
-        made["topk_id"] = torch.empty((rows, k), dtype=torch.int32, device=device)
-        made["topk_logprob"] = torch.empty((rows, k), dtype=torch.float32, device=device)
+        made["topk_id"] = torch.empty(rows, k, dtype=torch.int32, device=device)
+        made["topk_logprob"] = torch.empty(rows, k, dtype=torch.float32, device=device)
     return made
 
 
@@ -194,22 +193,22 @@ class _Figures:
         self._plain = norm is None and device.type == "cpu"
         if self._plain:
             self.data = torch.empty(count + EXTRA, dtype=torch.float64)
-            self.loss = torch.empty((), dtype=torch.float32)
+            self.loss = torch.scalar_tensor(0.0, dtype=torch.float32)
             self._data_at, self._loss_at = self.data.data_ptr(), self.loss.data_ptr()
 
     def copy(self, plan: Plan, workspace: Tensor) -> None:
         """Copies the last run's figures, and divides by a caller's own N."""
-        sums_at, loss_at, overflow_at = plan.sums_at()
+        at = workspace.data_ptr()
+        sums_at, loss_at, overflow_at = plan.figures_at(at)
         if self._plain:
-            C.memmove(self._data_at, sums_at, 8 * self._count)
-            C.memmove(self._data_at + 8 * self._count, loss_at, 24)
-            C.memmove(self._data_at + 8 * self._count + 24, overflow_at, 8)
-            C.c_float.from_address(self._loss_at).value = C.c_double.from_address(loss_at).value
+            C.memmove(self._data_at, at + sums_at, 8 * self._count)
+            C.memmove(self._data_at + 8 * self._count, at + loss_at, 24)
+            C.memmove(self._data_at + 8 * self._count + 24, at + overflow_at, 8)
+            C.c_float.from_address(self._loss_at).value = C.c_double.from_address(at + loss_at).value
             return
-        first = (sums_at - workspace.data_ptr()) // 8
-        sums = workspace.narrow(0, first, self._count)
-        loss = workspace.narrow(0, first + (loss_at - sums_at) // 8, 3)
-        overflow = workspace.narrow(0, first + (overflow_at - sums_at) // 8, 1)
+        sums = workspace.narrow(0, sums_at // 8, self._count)
+        loss = workspace.narrow(0, loss_at // 8, 3)
+        overflow = workspace.narrow(0, overflow_at // 8, 1)
         if self._norm is not None:
             norm = self._norm
             n = norm.detach().to(loss).reshape(1) if isinstance(norm, Tensor) else loss.new_full((1,), norm)
@@ -242,7 +241,8 @@ def run_step(
     yet, which is left to the multiplication by the upstream gradient. `trains`: the weight changes between steps.
     """
     device = batch.draft.device
-    batch = batch._replace(draft_to_target=to_host("draft_to_target", batch.draft_to_target))
+    if batch.draft_to_target is not None:
+        batch = batch._replace(draft_to_target=to_host("draft_to_target", batch.draft_to_target))
     if isinstance(norm, Tensor) and norm.device.type == "cpu":
         norm = float(norm.detach())  # a copy from pageable memory would wait for the device
     context = context_for(options.backend, device, options.threads)
