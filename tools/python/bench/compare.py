@@ -3,13 +3,16 @@
     python3 compare.py [--peers FOLDER] [--rows T] [--rounds N] [--budget SECONDS] [--out FILE] [--only WORD ...]
 
 Three objectives, each with its own rivals: `kl`, a drafter's divergence with all figures of the step, as trainers write it;
-`jsd` and `ce`, every row alike, loss and gradient only, as peers compute them. FOLDER has wheels of the peers, which are
-unpacked and not installed. For each case: milliseconds (median of the rounds; CUDA events around forward and backward),
-peak memory above the inputs, projections of the vocabulary where they are known, and the relative error of the draft's
-gradient against float64 on some rows. At last the package against the C call alone, on one plan.
+`jsd` and `ce`, every row alike, loss and gradient only, as peers compute them. FOLDER has wheels of the peers or a .tar.xz
+of an unpacked site-packages; they are unpacked and not installed. For each case: milliseconds (median of the rounds; CUDA
+events around forward and backward), peak memory above the inputs, projections of the vocabulary where they are known, and
+the relative error of the draft's gradient against float64 on some rows.
 
-A case that fails is reported and left out; quack-kernels wants nvidia-cutlass-dsl beside it. Nothing new is begun once the
-budget is spent. A table on standard output, all of it as JSON in FILE.
+At last `package`: draft_loss and backward against the C call alone, in turns on one plan, `--package-rounds` pairs after some
+seconds of warming up. The ratio is the median of the pairs' ratios. `--only package` runs nothing else.
+
+A case that fails is reported and left out; quack-kernels wants nvidia-cutlass-dsl and what that wants. No case is begun once
+the budget is spent. A table on standard output, all of it as JSON in FILE.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
@@ -35,6 +39,8 @@ import ours  # noqa: E402
 import peers  # noqa: E402
 import trainers  # noqa: E402
 from inputs import Inputs, exact_gradients, make_inputs  # noqa: E402
+
+WARM_SECONDS = 3.0  # of the package against the C call: a GPU's clock settles under its own load
 
 
 @dataclasses.dataclass
@@ -63,8 +69,10 @@ def cases(tile: Optional[str]) -> List[Case]:
         Case("gradient in forward, torch.compile", "kl", trainers.compiled),
         our_case("onehead", "jsd", tile=tile),
         Case("liger-kernel", "jsd", peers.liger_jsd),
+        Case("liger-kernel, Triton", "jsd", lambda inputs: peers.liger_jsd(inputs, "nvidia-triton")),
         our_case("onehead", "ce", tile=tile),
         Case("liger-kernel", "ce", peers.liger_ce),
+        Case("liger-kernel, Triton", "ce", lambda inputs: peers.liger_ce(inputs, "nvidia-triton")),
         Case("cut-cross-entropy", "ce", peers.cut_cross_entropy),
         Case("quack-kernels", "ce", peers.quack_ce),
     ]
@@ -131,6 +139,8 @@ def begin(case: Case, inputs: Inputs, clock: Clock, rows: torch.Tensor, exact: D
     case.report["gradient_error"] = float((grad - right).norm() / right.norm())
     case.report["loss"] = float(said["loss"].detach())
     case.report["projections"] = said.get("projections")
+    if said.get("kernels"):
+        case.report["kernels"] = said["kernels"]
     if case.is_ours:
         plan = ours.plan(inputs, case.objective, **case.options)
         case.report.update(projections=sum(plan.projections.values()), tile=plan.tile, chunk=plan.chunk)
@@ -142,13 +152,22 @@ def begin(case: Case, inputs: Inputs, clock: Clock, rows: torch.Tensor, exact: D
     clear(inputs)
 
 
-def warm_all(all_cases: List[Case], inputs: Inputs, clock: Clock, options: Any, deadline: float) -> List[Case]:
-    rows, exact = exact_gradients(inputs, options.exact_rows)
+def failure(error: Exception) -> Dict[str, Any]:
+    """Why a case is left out: the first line, and the calls that led there."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    calls = traceback.extract_tb(error.__traceback__)[-4:]
+    where = [f"{os.path.basename(call.filename)}:{call.lineno} {call.name}" for call in calls]
+    return dict(failed=f"{type(error).__name__}: {first}", where=where)
+
+
+def warm_all(chosen: List[Case], inputs: Inputs, clock: Clock, exact_rows: int, deadline: float) -> List[Case]:
+    """Those of the chosen cases that have run."""
+    if not chosen:
+        return []
+    rows, exact = exact_gradients(inputs, exact_rows)
     alive = []
-    for case in all_cases:
+    for case in chosen:
         clock.forget()
-        if options.only and not any(word in f"{case.objective} {case.name}" for word in options.only):
-            continue
         if time.monotonic() > deadline:
             case.report["failed"] = "left out: the time budget is spent"
         else:
@@ -157,9 +176,8 @@ def warm_all(all_cases: List[Case], inputs: Inputs, clock: Clock, options: Any, 
                 alive.append(case)
             except Exception as error:  # a peer's failure, of whatever kind, must not end the comparison
                 case.step = None
-                case.report["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-        failed = case.report.get("failed")
-        print(f"{case.objective:4} {case.name}: {failed or 'ready'}", file=sys.stderr, flush=True)
+                case.report.update(failure(error))
+        print(f"{case.objective:4} {case.name}: {case.report.get('failed', 'ready')}", file=sys.stderr, flush=True)
     clear(inputs)
     return alive
 
@@ -169,31 +187,49 @@ def take_turns(alive: List[Case], inputs: Inputs, clock: Clock, rounds: int, dea
     for _ in range(rounds):
         if done and time.monotonic() > deadline:
             break
-        for case in alive:
+        for case in [case for case in alive if "failed" not in case.report]:
             clear(inputs)
-            case.ms.append(clock.time(case.step))
+            try:
+                case.ms.append(clock.time(case.step))
+            except Exception as error:
+                case.report.update(failure(error))
         done += 1
     clear(inputs)
     return done
 
 
+def quartiles(values: List[float]) -> List[float]:
+    return statistics.quantiles(values, n=4, method="inclusive")
+
+
 def against_c(inputs: Inputs, clock: Clock, tile: Optional[str], rounds: int) -> Dict[str, Any]:
-    """draft_loss and backward against oh_plan_run alone."""
+    """draft_loss and backward against oh_plan_run alone: the same plan, inputs, workspace, stream and outputs."""
     package, c = ours.step(inputs, "kl", tile=tile), ours.c_call(inputs.draft, ours.arguments(inputs, "kl", tile=tile))
-    times: Dict[str, List[float]] = {"package": [], "c": []}
+    works = {"package": package, "c": c}
     clear(inputs)
     package()
     same = torch.equal(inputs.draft.grad, c()["grad"])
-    for _ in range(rounds):
-        for name, work in (("package", package), ("c", c)):
+    warm = time.monotonic() + WARM_SECONDS
+    while time.monotonic() < warm:
+        for work in works.values():
             clear(inputs)
-            times[name].append(clock.time(work))
-    middle = {name: statistics.median(ms) for name, ms in times.items()}
+            clock.time(work)
+    ms: Dict[str, List[float]] = {"package": [], "c": []}
+    for turn in range(rounds):
+        # Who goes first changes: clocks and temperature drift.
+        for name in ("package", "c") if turn % 2 else ("c", "package"):
+            clear(inputs)
+            ms[name].append(clock.time(works[name]))
+    clear(inputs)
+    ratios = [a / b for a, b in zip(ms["package"], ms["c"])]
     return dict(
-        package_ms=middle["package"],
-        c_ms=middle["c"],
-        ratio=middle["package"] / middle["c"],
-        quartiles_ms={name: statistics.quantiles(ms, n=4, method="inclusive") for name, ms in times.items() if len(ms) > 1},
+        rounds=rounds,
+        ratio=statistics.median(ratios),
+        ratio_quartiles=quartiles(ratios),
+        difference_ms_quartiles=quartiles([a - b for a, b in zip(ms["package"], ms["c"])]),
+        package_ms=statistics.median(ms["package"]),
+        c_ms=statistics.median(ms["c"]),
+        all_ms=ms,
         same_gradient=same,
     )
 
@@ -229,7 +265,8 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=220, help="seconds (default 220)")
     parser.add_argument("--exact-rows", type=int, default=64, help="rows compared with float64 (default 64)")
     parser.add_argument("--tile", help="tile of onehead's steps (default: the plan's own choice)")
-    parser.add_argument("--only", nargs="*", default=[], help="cases whose objective or name contains one of the words")
+    parser.add_argument("--only", nargs="*", default=[], help="words of objectives and names, or package")
+    parser.add_argument("--package-rounds", type=int, default=16, help="pairs of the package and the C call (default 16)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", metavar="FILE")
     options = parser.parse_args()
@@ -245,9 +282,13 @@ def main() -> int:
         ours.THREADS = options.threads
     dtype = torch.float32 if options.dtype == "f32" else torch.bfloat16
     inputs = make_inputs(options.rows, options.hidden, options.vocab, options.device, dtype)
-    all_cases = cases(options.tile)
+    chosen = [
+        case
+        for case in cases(options.tile)
+        if not options.only or any(word in f"{case.objective} {case.name}" for word in options.only)
+    ]
     # A third of the time is the rounds'.
-    alive = warm_all(all_cases, inputs, clock, options, deadline - options.budget / 3)
+    alive = warm_all(chosen, inputs, clock, options.exact_rows, deadline - options.budget / 3)
     rounds = take_turns(alive, inputs, clock, options.rounds, deadline)
     found: Dict[str, Any] = dict(
         rows=options.rows,
@@ -264,23 +305,26 @@ def main() -> int:
                 all_ms=case.ms,
                 **case.report,
             )
-            for case in all_cases
-            if case.report
+            for case in chosen
         ],
     )
-    for case in alive:
+    for case in chosen:
         case.step = None
     clock.forget()
-    try:
-        found["against_c"] = against_c(inputs, clock, options.tile, max(2, rounds))
-    except Exception as error:
-        found["against_c"] = {"failed": f"{type(error).__name__}: {error}"}
-    print(table(all_cases))
-    print("the package against the C call:", json.dumps(found["against_c"]))
+    if chosen:
+        print(table(chosen))
+    if not options.only or "package" in options.only:
+        try:
+            found["against_c"] = against_c(inputs, clock, options.tile, options.package_rounds)
+        except Exception as error:
+            found["against_c"] = failure(error)
+        brief = {name: value for name, value in found["against_c"].items() if name != "all_ms"}
+        print("the package against the C call:", json.dumps(brief))
     if options.out:
         with open(options.out, "w") as file:
             json.dump(found, file, indent=1)
-    return 0 if all("failed" not in case.report for case in all_cases if case.is_ours) else 1
+    reports = [case.report for case in chosen if case.is_ours] + [found.get("against_c", {})]
+    return 0 if all("failed" not in report for report in reports) else 1
 
 
 if __name__ == "__main__":

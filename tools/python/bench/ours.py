@@ -56,8 +56,8 @@ def plan(inputs: Inputs, objective: str, **options: Any) -> onehead.Plan:
 
 
 def c_call(draft: Tensor, rest: Dict[str, Any]) -> Callable[[], Dict[str, Any]]:
-    """oh_plan_run on the plan that draft_loss(draft, **rest) makes, with outputs and workspace made once: what a C program
-    spends. `draft` requires a gradient, the weights don't."""
+    """oh_plan_run on the plan that draft_loss(draft, **rest) makes, with outputs made once: what a C program spends. The
+    workspace is the memory that draft_loss uses, since where it lies matters. `draft` requires a gradient, the weights don't."""
     rest = dict(dict(terms=None, topk=(1, 4, 8), norm="weights", decay=("exp", 10.0)), **rest)
     onehead.draft_loss(draft, **rest)
     device = draft.device
@@ -68,13 +68,13 @@ def c_call(draft: Tensor, rest: Dict[str, Any]) -> Callable[[], Dict[str, Any]]:
     c_inputs = _step._inputs(batch)
     outputs = _step._allocate(made, batch, made.produce | gradients(True, False, False))
     c_outputs = _step.S.Outputs(**{name: tensor.data_ptr() for name, tensor in outputs.items()})
-    workspace = context.workspace(live.workspace_bytes)  # on a CPU the one that draft_loss uses, where it lies matters
-    c_inputs.workspace, c_inputs.workspace_bytes = workspace.data_ptr(), workspace.numel() * 8
     c_inputs.stream = context.stream()
 
     def run() -> Dict[str, Any]:
+        workspace = context.workspace(live.workspace_bytes)
+        c_inputs.workspace, c_inputs.workspace_bytes = workspace.data_ptr(), workspace.numel() * 8
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             live.run(c_inputs, c_outputs, (batch.weight, batch.target_weight))
-        return dict(grad=outputs["draft_grad"], keep=(batch, workspace))
+        return dict(grad=outputs["draft_grad"], keep=batch)
 
     return run
