@@ -40,16 +40,6 @@ static void label_row(const void *labels, int64_t row) {
     oh_label_row(labels, row);
 }
 
-/* Whether the arrays that the request's parts read and write are there. */
-static int finish_has_arrays(const oh_row_finish *f) {
-    if (f->rows == 0) return 1;
-    if (!f->compact || !f->partial || !f->sums) return 0;
-    if (f->parts & (OH_FINISH_COUNTS | OH_FINISH_LOSS | OH_FINISH_COEF) && !f->mask) return 0;
-    if (f->compact_rows == 0) return 1;
-    if (f->parts & OH_FINISH_COEF && (!f->coef || !f->row_scale)) return 0;
-    return f->stats && f->results;
-}
-
 oh_status ob_row_finish(oh_queue *queue, const oh_row_finish *finish) {
     const oh_objective *o = &finish->objective;
     if (o->block_size < 1 || finish->rows < 0 || finish->rows % o->block_size != 0 || finish->compact_rows < 0 ||
@@ -58,8 +48,9 @@ oh_status ob_row_finish(oh_queue *queue, const oh_row_finish *finish) {
                        "openblas: row_finish of %lld rows, %lld of them supervised, in blocks of %lld, expected whole "
                        "blocks and no more supervised rows than rows",
                        (long long)finish->rows, (long long)finish->compact_rows, (long long)o->block_size);
-    if (!finish_has_arrays(finish))
-        return ob_fail(queue->device, OH_INVALID_ARGUMENT, "openblas: row_finish without an array of its parts %#x",
+    if (!oh_finish_valid(finish))
+        return ob_fail(queue->device, OH_INVALID_ARGUMENT,
+                       "openblas: row_finish with an objective that isn't one, or without an array of its parts %#x",
                        finish->parts);
     if (finish->rows == 0) return OH_OK;
     run_loop(queue->device, finish, finish_row, finish->compact_rows);
@@ -76,8 +67,7 @@ oh_status ob_step_finish(oh_queue *queue, const oh_step_finish *finish) {
 }
 
 oh_status ob_row_labels(oh_queue *queue, const oh_row_labels *labels) {
-    if (labels->rows < 0 || labels->id_count < 0 ||
-        (labels->rows > 0 && (!labels->full || !labels->label || (labels->id_count > 0 && !labels->ids))))
+    if (!oh_labels_valid(labels))
         return ob_fail(queue->device, OH_INVALID_ARGUMENT,
                        "openblas: row_labels of %lld rows among %lld ids, expected statistics, ids and labels",
                        (long long)labels->rows, (long long)labels->id_count);

@@ -1,5 +1,6 @@
-/* objective.h - what a step computes for its rows, as plain data: terms, weights, normaliser, labels, metrics; and the
- * layout of the sums that a step leaves behind. rowmath.h has the algebra; these are its words. */
+/* objective.h - what a step computes for its rows, as plain data: terms, weights, normaliser, labels, metrics; the layout
+ * of the sums that a step leaves behind; and what a row_finish is given. rowmath.h has the algebra; these are its
+ * words. */
 #ifndef ONEHEAD_OBJECTIVE_H
 #define ONEHEAD_OBJECTIVE_H
 
@@ -163,7 +164,90 @@ OH_ROW double oh_sum_merge(int64_t index, double a, double b) {
     return b == 0 || a < b ? a : b;
 }
 
+/* ------------------------------------------------------------------------------------------------- results ---- */
+
+/* One supervised row after its statistics are complete. Lives in the workspace between oh_finish_row and
+ * oh_finish_block. */
+typedef struct oh_row_result {
+    double term[OH_TERM_COUNT]; /* l_i, 0 for terms not in use */
+    double loss;                /* sum lambda_i l_i */
+    double label_p;             /* p_y */
+    double alpha, entropy, draft_top1, target_top1;
+    double weight;   /* w_r, written by oh_finish_block */
+    uint32_t hits;   /* bit k: the row hits at top_k[k]; bit 31: at 1 */
+    int32_t finite;  /* 0: reported, left out of sums, gradient 0 */
+    int32_t outside; /* 1: unsupervised after all, its token is no draft column (OH_OUTSIDE_DROP) */
+    int32_t label, argmax;
+    int32_t rank; /* exact with OH_WANT_RANK, else -1 */
+} oh_row_result;
+
+/* The bit of oh_row_result.hits for K = 1. */
+#define OH_HIT_TOP1 (1u << 31)
+
+/* Where y would stand: no draft column, and a row that an earlier read of the chunk found not finite. */
+#define OH_LABEL_NONE (-1)
+#define OH_LABEL_BROKEN (-2)
+
+/* Which sums and outputs one row_finish adds; each part exactly once a chunk, however many reads a policy makes. */
+#define OH_FINISH_COUNTS (1u << 0)     /* rows, masks, blocks and rows that are not finite */
+#define OH_FINISH_LOSS (1u << 1)       /* loss, weights, terms; row_loss_out and weight_out */
+#define OH_FINISH_COEF (1u << 2)       /* coef and row_scale */
+#define OH_FINISH_METRICS (1u << 3)    /* slots, entropy, top-1, alpha, tau; row_label_out, argmax_out, rank_out */
+#define OH_FINISH_TOP_K (1u << 4)      /* hits and streaks of the K in top_k_mask */
+#define OH_FINISH_TOP_K_ROWS (1u << 5) /* topk_id_out, topk_logprob_out */
+#define OH_FINISH_PARTS 0x3fu
+
+/* One chunk's rows. Arrays are on the device. A chunk's rows are whole blocks; the supervised ones are numbered
+ * 0..compact_rows-1 in row order ("compact rows"), as the tiles are. */
+typedef struct oh_row_finish {
+    oh_objective objective;
+    int64_t rows; /* of the chunk, a multiple of block_size */
+    int64_t compact_rows;
+    int64_t first_row;             /* of the chunk within the step: for reports */
+    const int32_t *compact;        /* [rows] compact row, or -1: unsupervised */
+    const float *mask;             /* [rows] */
+    const oh_row_stats *stats;     /* [compact_rows] */
+    const oh_row_overlap *overlap; /* [compact_rows] or NULL */
+    /* Where the draft's vocabulary is a part of the target's, else NULL: statistics over all of the target's [target tile
+     * rows], overlaps with that distribution (alpha) and the rows' target tile rows (NULL: identity). */
+    const oh_row_stats *full;
+    const oh_row_overlap *full_overlap;
+    const int32_t *target_row;
+    const int32_t *topk_id; /* [compact_rows, top_k] or NULL */
+    const oh_real *topk_logit;
+    double scale;        /* of row_scale: upstream / N, or upstream where N is late */
+    uint32_t parts;      /* OH_FINISH_* */
+    uint32_t want;       /* OH_WANT_* that stats and overlap hold */
+    uint32_t top_k_mask; /* bit k: top_k[k] */
+    int32_t top_k;       /* of topk_id */
+    int32_t has_target;  /* the statistics hold a target's */
+    int32_t outside;     /* oh_outside; OH_OUTSIDE_NEVER without `full` */
+
+    oh_row_result *results; /* [compact_rows] scratch */
+    double *partial;        /* [rows / block_size, oh_sum_count] scratch */
+    double *sums;           /* [oh_sum_count], added to */
+    oh_row_coef *coef;      /* [compact_rows] */
+    float *row_scale;       /* [compact_rows] w_r * scale: multiplies the rows of dD, and of D for dW */
+    int32_t *label_out;     /* [compact_rows] y, or OH_LABEL_*; may be NULL */
+
+    /* Per-row outputs, [rows], each may be NULL; 0 or -1 on unsupervised rows. */
+    float *row_loss_out, *weight_out;
+    int32_t *row_label_out, *argmax_out, *rank_out;
+    int32_t *topk_id_out; /* [rows, top_k] */
+    float *topk_logprob_out;
+} oh_row_finish;
+
+/* Closes a step: N, the loss, and the factor that late gradients still lack. */
+typedef struct oh_step_finish {
+    oh_objective objective;
+    const double *norm; /* caller's N on the device, or NULL: the objective's rule */
+    const double *sums; /* [oh_sum_count] */
+    double *loss;       /* [3]: loss, numerator, denominator */
+    float *factor;      /* [1]: 1 / N, or 0 where N = 0 */
+} oh_step_finish;
+
 OH_STATIC_ASSERT(sizeof(oh_objective) == 224, "oh_objective");
+OH_STATIC_ASSERT(sizeof(oh_row_result) == 144, "oh_row_result");
 
 #ifdef __cplusplus
 }

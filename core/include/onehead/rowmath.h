@@ -21,187 +21,12 @@
 #define ONEHEAD_ROWMATH_H
 
 #include "objective.h"
+#include "rowselect.h"
+#include "rowstats.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* ------------------------------------------------------------------------------------------- statistics ---- */
-
-/* The state before any column. */
-OH_ROW void oh_row_stats_empty(oh_row_stats *s) {
-    s->z_max = s->t_max = s->z_label = -INFINITY;
-    s->label = s->z_argmax = s->t_argmax = -1;
-    s->flags = s->reserved = 0;
-    s->z_sum = s->t_sum = s->z_dot = s->kl_dot = s->rkl_dot = s->z_total = 0;
-}
-
-/* Moves the offsets of a state to (z_max, t_max), each at least what it was. With dz = old - new offset and likewise
- * dt: sum e^(x-new) = e^dz sum e^(x-old), and (x - new) = (x - old) + dz inside the sums of products. */
-OH_ROW void oh_row_stats_shift(oh_row_stats *s, oh_real z_max, oh_real t_max) {
-    /* An offset of -inf means an empty sum: there is nothing to move and no distance to speak of. */
-    const double dz = z_max > s->z_max && s->z_max > -INFINITY ? (double)s->z_max - (double)z_max : 0.0;
-    const double dt = t_max > s->t_max && s->t_max > -INFINITY ? (double)s->t_max - (double)t_max : 0.0;
-    if (dz != 0.0) {
-        const double e = exp(dz);
-        s->z_dot = e * (s->z_dot + dz * s->z_sum);
-        s->rkl_dot = e * (s->rkl_dot + dz * s->z_sum);
-        s->kl_dot -= dz * s->t_sum;
-        s->z_sum *= e;
-    }
-    if (dt != 0.0) {
-        const double e = exp(dt);
-        s->kl_dot = e * (s->kl_dot + dt * s->t_sum);
-        s->rkl_dot -= dt * s->z_sum;
-        s->t_sum *= e;
-    }
-    s->z_max = z_max;
-    s->t_max = t_max;
-}
-
-/* Merges `other`, over columns disjoint from `s`'s and, for the tie rule, in any order. Associative up to rounding.
- * Whether the target's argmax decides the label is the caller's `label_is_argmax`. */
-OH_ROW void oh_row_stats_merge(oh_row_stats *s, const oh_row_stats *other, int label_is_argmax) {
-    oh_row_stats b = *other;
-    if (b.z_argmax >= 0 && (s->z_argmax < 0 || b.z_max > s->z_max || (b.z_max == s->z_max && b.z_argmax < s->z_argmax)))
-        s->z_argmax = b.z_argmax;
-    if (b.t_argmax >= 0 &&
-        (s->t_argmax < 0 || b.t_max > s->t_max || (b.t_max == s->t_max && b.t_argmax < s->t_argmax))) {
-        s->t_argmax = b.t_argmax;
-        if (label_is_argmax) {
-            s->label = b.t_argmax;
-            s->z_label = b.z_label;
-        }
-    }
-    if (!label_is_argmax && b.z_label > s->z_label) s->z_label = b.z_label;
-    const oh_real z_max = s->z_max > b.z_max ? s->z_max : b.z_max;
-    const oh_real t_max = s->t_max > b.t_max ? s->t_max : b.t_max;
-    oh_row_stats_shift(s, z_max, t_max);
-    oh_row_stats_shift(&b, z_max, t_max);
-    s->z_sum += b.z_sum;
-    s->t_sum += b.t_sum;
-    s->z_dot += b.z_dot;
-    s->kl_dot += b.kl_dot;
-    s->rkl_dot += b.rkl_dot;
-    s->z_total += b.z_total;
-    s->flags |= b.flags;
-}
-
-/* tanh of an oh_real. */
-#ifdef OH_REAL_IS_DOUBLE
-#define OH_REAL_TANH tanh
-#else
-#define OH_REAL_TANH tanhf
-#endif
-
-/* Statistics that a second read of `row` compares with: the row's own, or q's offset and sum over the full vocabulary. */
-OH_ROW oh_row_stats oh_overlap_stats(const oh_tile_overlap *overlap, int64_t row) {
-    oh_row_stats s = overlap->stats[row];
-    if (overlap->full) {
-        const oh_row_stats *full = &overlap->full[overlap->tile.target_row ? overlap->tile.target_row[row] : row];
-        s.t_max = full->t_max;
-        s.t_sum = full->t_sum;
-        s.flags |= full->flags & OH_ROW_T_BAD;
-    }
-    return s;
-}
-
-/* One transformed logit. Infinite logits stay what they are: -inf is a probability of 0 even under scale 0, and a
- * softcap must not hide a +inf. */
-OH_ROW oh_real oh_logit(oh_real raw, oh_real scale, oh_real bias, oh_real softcap) {
-    if (bias == -INFINITY || raw == -INFINITY) return -INFINITY;
-    const oh_real x = scale * raw + bias;
-    return softcap > 0 && x > -INFINITY && x < INFINITY ? softcap * OH_REAL_TANH(x / softcap) : x;
-}
-
-/* Its derivative by the raw logit, which a gradient is multiplied by last. */
-OH_ROW oh_real oh_logit_slope(oh_real z, oh_real scale, oh_real softcap) {
-    if (!(softcap > 0)) return scale;
-    const oh_real y = z / softcap;
-    return scale * (1 - y * y);
-}
-
-/* ------------------------------------------------------------------------------------------------- results ---- */
-
-/* One supervised row after its statistics are complete. Lives in the workspace between oh_finish_row and
- * oh_finish_block. */
-typedef struct oh_row_result {
-    double term[OH_TERM_COUNT]; /* l_i, 0 for terms not in use */
-    double loss;                /* sum lambda_i l_i */
-    double label_p;             /* p_y */
-    double alpha, entropy, draft_top1, target_top1;
-    double weight;   /* w_r, written by oh_finish_block */
-    uint32_t hits;   /* bit k: the row hits at top_k[k]; bit 31: at 1 */
-    int32_t finite;  /* 0: reported, left out of sums, gradient 0 */
-    int32_t outside; /* 1: unsupervised after all, its token is no draft column (OH_OUTSIDE_DROP) */
-    int32_t label, argmax;
-    int32_t rank; /* exact with OH_WANT_RANK, else -1 */
-} oh_row_result;
-
-/* The bit of oh_row_result.hits for K = 1. */
-#define OH_HIT_TOP1 (1u << 31)
-
-/* Where y would stand: no draft column, and a row that an earlier read of the chunk found not finite. */
-#define OH_LABEL_NONE (-1)
-#define OH_LABEL_BROKEN (-2)
-
-/* Which sums and outputs one row_finish adds; each part exactly once a chunk, however many reads a policy makes. */
-#define OH_FINISH_COUNTS (1u << 0)     /* rows, masks, blocks and rows that are not finite */
-#define OH_FINISH_LOSS (1u << 1)       /* loss, weights, terms; row_loss_out and weight_out */
-#define OH_FINISH_COEF (1u << 2)       /* coef and row_scale */
-#define OH_FINISH_METRICS (1u << 3)    /* slots, entropy, top-1, alpha, tau; row_label_out, argmax_out, rank_out */
-#define OH_FINISH_TOP_K (1u << 4)      /* hits and streaks of the K in top_k_mask */
-#define OH_FINISH_TOP_K_ROWS (1u << 5) /* topk_id_out, topk_logprob_out */
-#define OH_FINISH_PARTS 0x3fu
-
-/* One chunk's rows. Arrays are on the device. A chunk's rows are whole blocks; the supervised ones are numbered
- * 0..compact_rows-1 in row order ("compact rows"), as the tiles are. */
-typedef struct oh_row_finish {
-    oh_objective objective;
-    int64_t rows; /* of the chunk, a multiple of block_size */
-    int64_t compact_rows;
-    int64_t first_row;             /* of the chunk within the step: for reports */
-    const int32_t *compact;        /* [rows] compact row, or -1: unsupervised */
-    const float *mask;             /* [rows] */
-    const oh_row_stats *stats;     /* [compact_rows] */
-    const oh_row_overlap *overlap; /* [compact_rows] or NULL */
-    /* Where the draft's vocabulary is a part of the target's, else NULL: statistics over all of the target's [target tile
-     * rows], overlaps with that distribution (alpha) and the rows' target tile rows (NULL: identity). */
-    const oh_row_stats *full;
-    const oh_row_overlap *full_overlap;
-    const int32_t *target_row;
-    const int32_t *topk_id; /* [compact_rows, top_k] or NULL */
-    const oh_real *topk_logit;
-    double scale;        /* of row_scale: upstream / N, or upstream where N is late */
-    uint32_t parts;      /* OH_FINISH_* */
-    uint32_t want;       /* OH_WANT_* that stats and overlap hold */
-    uint32_t top_k_mask; /* bit k: top_k[k] */
-    int32_t top_k;       /* of topk_id */
-    int32_t has_target;  /* the statistics hold a target's */
-    int32_t outside;     /* oh_outside; OH_OUTSIDE_NEVER without `full` */
-
-    oh_row_result *results; /* [compact_rows] scratch */
-    double *partial;        /* [rows / block_size, oh_sum_count] scratch */
-    double *sums;           /* [oh_sum_count], added to */
-    oh_row_coef *coef;      /* [compact_rows] */
-    float *row_scale;       /* [compact_rows] w_r * scale: multiplies the rows of dD, and of D for dW */
-    int32_t *label_out;     /* [compact_rows] y, or OH_LABEL_*; may be NULL */
-
-    /* Per-row outputs, [rows], each may be NULL; 0 or -1 on unsupervised rows. */
-    float *row_loss_out, *weight_out;
-    int32_t *row_label_out, *argmax_out, *rank_out;
-    int32_t *topk_id_out; /* [rows, top_k] */
-    float *topk_logprob_out;
-} oh_row_finish;
-
-/* Closes a step: N, the loss, and the factor that late gradients still lack. */
-typedef struct oh_step_finish {
-    oh_objective objective;
-    const double *norm; /* caller's N on the device, or NULL: the objective's rule */
-    const double *sums; /* [oh_sum_count] */
-    double *loss;       /* [3]: loss, numerator, denominator */
-    float *factor;      /* [1]: 1 / N, or 0 where N = 0 */
-} oh_step_finish;
 
 /* ------------------------------------------------------------------------------------------ rows of a chunk ---- */
 
@@ -381,27 +206,28 @@ OH_ROW int32_t oh_supervised_row(const oh_row_finish *f, int64_t row) {
     return i >= 0 && f->results[i].outside ? -1 : i;
 }
 
-/* Weights of block b's supervised rows, into results[].weight: mask * decay.
- * D-PACE: with g_i = (1-a) p_y + a on supervised slots (1 elsewhere and on rows that are not finite) and C its running
+/* Weight of one supervised row, mask * decay, into results[].weight; D-PACE's decay is a matter of the block. */
+OH_ROW void oh_finish_weight(const oh_row_finish *f, int64_t b, int64_t slot) {
+    const oh_objective *o = &f->objective;
+    const int64_t row = b * o->block_size + slot;
+    const int32_t i = oh_supervised_row(f, row);
+    if (i >= 0 && o->decay != OH_DECAY_DPACE) f->results[i].weight = (double)f->mask[row] * oh_slot_decay(o, slot);
+}
+
+/* D-PACE: with g_i = (1-a) p_y + a on supervised slots (1 elsewhere and on rows that are not finite) and C its running
  * product, decay_j = sum of C_i over the supervised i >= j; held constant in the gradient. */
-OH_ROW void oh_block_weights(const oh_row_finish *f, int64_t b) {
+OH_ROW void oh_finish_pace(const oh_row_finish *f, int64_t b) {
     const oh_objective *o = &f->objective;
     const int64_t first = b * o->block_size;
-    const int dpace = o->decay == OH_DECAY_DPACE;
-    double product = 1;
+    double product = 1, suffix = 0;
+    if (o->decay != OH_DECAY_DPACE) return;
     for (int64_t slot = 0; slot < o->block_size; ++slot) {
         const int32_t i = oh_supervised_row(f, first + slot);
         if (i < 0) continue;
         oh_row_result *r = &f->results[i];
-        if (dpace) {
-            if (r->finite) product *= (1 - o->decay_param) * r->label_p + o->decay_param;
-            r->weight = product;
-        } else {
-            r->weight = (double)f->mask[first + slot] * oh_slot_decay(o, slot);
-        }
+        if (r->finite) product *= (1 - o->decay_param) * r->label_p + o->decay_param;
+        r->weight = product;
     }
-    if (!dpace) return;
-    double suffix = 0;
     for (int64_t slot = o->block_size - 1; slot >= 0; --slot) {
         const int32_t i = oh_supervised_row(f, first + slot);
         if (i < 0) continue;
@@ -467,62 +293,103 @@ OH_ROW void oh_finish_row_outputs(const oh_row_finish *f, int64_t row, int32_t i
     }
 }
 
+/* Row `slot` of block b once its weight is known: its row_scale and outputs, and into part[OH_SUM_FIXED] what it adds to
+ * the sums of fixed number. */
+OH_ROW void oh_finish_slot(const oh_row_finish *f, int64_t b, int64_t slot, double *part) {
+    const int64_t row = b * f->objective.block_size + slot;
+    const int32_t i = oh_supervised_row(f, row);
+    for (int k = 0; k < OH_SUM_FIXED; ++k)
+        part[k] = 0;
+    oh_finish_row_outputs(f, row, i);
+    if (i < 0) {
+        if (f->compact[row] >= 0 && f->parts & OH_FINISH_COEF) f->row_scale[f->compact[row]] = 0;
+        return;
+    }
+    const oh_row_result *r = &f->results[i];
+    /* 0 for a row that is not finite: its hidden state may be NaN and must not reach the head's gradient. */
+    if (f->parts & OH_FINISH_COEF) f->row_scale[i] = r->finite ? (float)(r->weight * f->scale) : 0;
+    if (f->parts & OH_FINISH_COUNTS) {
+        part[OH_SUM_SUPERVISED] = 1;
+        part[OH_SUM_MASK] = (double)f->mask[row];
+        part[OH_SUM_NONFINITE] = !r->finite;
+        part[OH_SUM_FIRST_NONFINITE] = r->finite ? 0 : (double)(f->first_row + row + 1);
+    }
+    if (f->parts & OH_FINISH_LOSS) {
+        part[OH_SUM_WEIGHT] = r->weight;
+        part[OH_SUM_LOSS_NUM] = r->weight * r->loss;
+        for (int k = 0; k < OH_TERM_COUNT; ++k)
+            part[OH_SUM_TERM + k] = r->weight * r->term[k];
+    }
+    if (r->finite && f->parts & OH_FINISH_METRICS) {
+        part[OH_SUM_ENTROPY] = r->entropy;
+        part[OH_SUM_DRAFT_TOP1] = r->draft_top1;
+        part[OH_SUM_TARGET_TOP1] = r->target_top1;
+        part[OH_SUM_ALPHA] = r->alpha;
+    }
+}
+
+/* Whether sum k is a figure of a block as a whole, oh_block_sum's, not the sum of its rows' parts. */
+OH_ROW int oh_sum_is_of_blocks(int64_t k) {
+    return k == OH_SUM_BLOCKS || k == OH_SUM_TAU || k >= OH_SUM_FIXED;
+}
+
+/* Rows of block b that are finite and hit at position `bit` of results[].hits. */
+OH_ROW double oh_block_hits(const oh_row_finish *f, int64_t b, uint32_t bit) {
+    const int64_t first = b * f->objective.block_size;
+    double hits = 0;
+    for (int64_t slot = 0; slot < f->objective.block_size; ++slot) {
+        const int32_t i = oh_supervised_row(f, first + slot);
+        hits += i >= 0 && f->results[i].finite && f->results[i].hits & bit;
+    }
+    return hits;
+}
+
+/* Sum k of block b as a whole. */
+OH_ROW double oh_block_sum(const oh_row_finish *f, int64_t b, int64_t k) {
+    const oh_objective *o = &f->objective;
+    const int64_t first = b * o->block_size;
+    if (k == OH_SUM_BLOCKS) {
+        int any = 0;
+        for (int64_t slot = 0; slot < o->block_size && f->parts & OH_FINISH_COUNTS; ++slot)
+            any |= oh_supervised_row(f, first + slot) >= 0;
+        return any;
+    }
+    if (k == OH_SUM_TAU) {
+        const int compared = f->full_overlap || f->want & OH_WANT_OVERLAP;
+        return compared && f->parts & OH_FINISH_METRICS ? oh_block_tau(f, b) : 0;
+    }
+    if (k < oh_sum_slot_hits(o)) {
+        const int64_t entry = (k - OH_SUM_FIXED) % o->top_k_count;
+        const uint32_t bit = 1u << entry;
+        if (!(f->parts & OH_FINISH_TOP_K && f->top_k_mask & bit)) return 0;
+        return k < oh_sum_streak(o) ? oh_block_hits(f, b, bit) : oh_block_streak(f, b, bit);
+    }
+    const int32_t i = oh_supervised_row(f, first + (k - oh_sum_slot_hits(o)) % o->block_size);
+    if (i < 0 || !f->results[i].finite || !(f->parts & OH_FINISH_METRICS)) return 0;
+    return k >= oh_sum_slot_count(o) || f->results[i].hits & OH_HIT_TOP1;
+}
+
 /* Second loop of a row_finish: block b. Writes its rows' weights, row_scale and outputs, and its sums into
- * partial[b, :]. */
+ * partial[b, :]. What it calls for each slot and sum is independent of the others and may be done side by side:
+ * weights, then D-PACE's, then the slots, then the sums over the slots' parts in order. */
 OH_ROW void oh_finish_block(const oh_row_finish *f, int64_t b) {
     const oh_objective *o = &f->objective;
-    const int64_t count = oh_sum_count(o), first = b * o->block_size;
-    double *sum = f->partial + b * count;
-    int64_t supervised = 0;
+    const int64_t count = oh_sum_count(o);
+    double *sum = f->partial + b * count, part[OH_SUM_FIXED];
     for (int64_t k = 0; k < count; ++k)
         sum[k] = 0;
-    if (f->parts & (OH_FINISH_LOSS | OH_FINISH_COEF)) oh_block_weights(f, b);
-
-    for (int64_t slot = 0; slot < o->block_size; ++slot) {
-        const int32_t i = oh_supervised_row(f, first + slot);
-        oh_finish_row_outputs(f, first + slot, i);
-        if (i < 0) {
-            if (f->compact[first + slot] >= 0 && f->parts & OH_FINISH_COEF) f->row_scale[f->compact[first + slot]] = 0;
-            continue;
-        }
-        const oh_row_result *r = &f->results[i];
-        ++supervised;
-        /* 0 for a row that is not finite: its hidden state may be NaN and must not reach the head's gradient. */
-        if (f->parts & OH_FINISH_COEF) f->row_scale[i] = r->finite ? (float)(r->weight * f->scale) : 0;
-        if (f->parts & OH_FINISH_COUNTS) {
-            sum[OH_SUM_SUPERVISED] += 1;
-            sum[OH_SUM_MASK] += (double)f->mask[first + slot];
-            if (!r->finite) {
-                const double row = (double)(f->first_row + first + slot + 1);
-                sum[OH_SUM_NONFINITE] += 1;
-                sum[OH_SUM_FIRST_NONFINITE] = oh_sum_merge(OH_SUM_FIRST_NONFINITE, sum[OH_SUM_FIRST_NONFINITE], row);
-            }
-        }
-        if (f->parts & OH_FINISH_LOSS) {
-            sum[OH_SUM_WEIGHT] += r->weight;
-            sum[OH_SUM_LOSS_NUM] += r->weight * r->loss;
-            for (int k = 0; k < OH_TERM_COUNT; ++k)
-                sum[OH_SUM_TERM + k] += r->weight * r->term[k];
-        }
-        if (!r->finite) continue;
-        if (f->parts & OH_FINISH_METRICS) {
-            sum[OH_SUM_ENTROPY] += r->entropy;
-            sum[OH_SUM_DRAFT_TOP1] += r->draft_top1;
-            sum[OH_SUM_TARGET_TOP1] += r->target_top1;
-            sum[OH_SUM_ALPHA] += r->alpha;
-            sum[oh_sum_slot_count(o) + slot] += 1;
-            if (r->hits & OH_HIT_TOP1) sum[oh_sum_slot_hits(o) + slot] += 1;
-        }
-        if (f->parts & OH_FINISH_TOP_K)
-            for (int32_t k = 0; k < o->top_k_count; ++k)
-                if (f->top_k_mask >> k & 1u && r->hits >> k & 1u) sum[oh_sum_hits(o) + k] += 1;
+    if (f->parts & (OH_FINISH_LOSS | OH_FINISH_COEF)) {
+        for (int64_t slot = 0; slot < o->block_size; ++slot)
+            oh_finish_weight(f, b, slot);
+        oh_finish_pace(f, b);
     }
-    if (f->parts & OH_FINISH_COUNTS) sum[OH_SUM_BLOCKS] = supervised > 0;
-    if (f->parts & OH_FINISH_METRICS && (f->full_overlap || f->want & OH_WANT_OVERLAP))
-        sum[OH_SUM_TAU] = oh_block_tau(f, b);
-    if (f->parts & OH_FINISH_TOP_K)
-        for (int32_t k = 0; k < o->top_k_count; ++k)
-            if (f->top_k_mask >> k & 1u) sum[oh_sum_streak(o) + k] = oh_block_streak(f, b, 1u << k);
+    for (int64_t slot = 0; slot < o->block_size; ++slot) {
+        oh_finish_slot(f, b, slot, part);
+        for (int k = 0; k < OH_SUM_FIXED; ++k)
+            sum[k] = oh_sum_merge(k, sum[k], part[k]);
+    }
+    for (int64_t k = 0; k < count; ++k)
+        if (oh_sum_is_of_blocks(k)) sum[k] = oh_block_sum(f, b, k);
 }
 
 /* Third loop of a row_finish: sum k over the chunk's blocks, in order, so that the bits depend on nothing else. */
@@ -551,197 +418,44 @@ OH_ROW void oh_step_close(const oh_step_finish *f) {
     *f->factor = n > 0 ? (float)(1 / n) : 0;
 }
 
-/* Position of `id` among `count` ascending ids, or -1. */
-OH_ROW int32_t oh_position_of(const int32_t *ids, int64_t count, int32_t id) {
-    int64_t low = 0, high = count;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (ids[middle] < id)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < count && ids[low] == id ? (int32_t)low : -1;
-}
+/* ------------------------------------------------------------------------------------------------ arguments ---- */
 
-/* One row of an oh_row_labels. */
-OH_ROW void oh_label_row(const oh_row_labels *l, int64_t i) {
-    l->label[i] = oh_position_of(l->ids, l->id_count, l->full[l->target_row ? l->target_row[i] : i].t_argmax);
-}
-
-/* ---------------------------------------------------------------------------------------------- row selection ---- */
-
-enum {
-    OH_SELECTED_WEIGHT,
-    OH_SELECTED_MASK,
-    OH_SELECTED_BAD_MASKS,
-    OH_SELECTED_BAD_MASK,
-    OH_SELECTED_BAD_TARGETS,
-    OH_SELECTED_BAD_TARGET,
-    OH_SELECTED_COUNT
-};
-
-/* Which rows of a step are supervised, where only the device knows: compact rows numbered chunk by chunk from the front,
- * the rest of a chunk's places marked as rows of zeros. Everything is on the device. What a host would refuse (a mask
- * that is negative or not finite, a target row out of range on a supervised row) makes its row unsupervised and is
- * counted. */
-typedef struct oh_row_select {
-    oh_objective objective;
-    int64_t rows, chunk; /* of the step and of a chunk, whole blocks */
-    int64_t places; /* compact rows of a whole chunk, block_size - first_slot a block; chunk c's start at c places */
-    int64_t target_rows;    /* S, 0: no target */
-    int64_t label_end;      /* given labels are in [0, label_end) */
-    int64_t id_count;       /* of ids */
-    const int32_t *ids;     /* target ids of the draft's columns, or NULL: labels are columns */
-    const void *mask;       /* [rows] u8, bool or f32, or NULL: all 1 */
-    const void *label;      /* [rows] i32 or i64, NULL: not given */
-    const void *target_row; /* [rows] i32 or i64, or NULL: identity */
-    const int32_t
-        *target_tile; /* [rows] target tile row of each row, where target rows are shared; NULL: its compact row */
-    int32_t mask_dtype, label_dtype, target_row_dtype;
-    int32_t outside; /* oh_outside */
-
-    float *mask_out;         /* [rows] */
-    int32_t *compact;        /* [rows] place within the chunk, or -1 */
-    int32_t *draft_row;      /* [places of all chunks] row of D, or -1 */
-    int32_t *label_out;      /* [places] draft column, or -1 */
-    int32_t *target_index;   /* [places] from target_tile; not written without it */
-    int32_t *target_source;  /* [places] row of G, or -1; not written with target_tile */
-    int32_t *target_row_out; /* [rows] row of G, 0 where unsupervised; may be target_row (i32) */
-    double *sums;  /* [OH_SELECTED_COUNT] weights and masks of supervised rows; bad masks, the first's row + 1; bad
-                              * target rows, the first's row + 1. Written. */
-    float *factor; /* [1]: 1 / N by norm weights or count, 0 where N = 0, 1 for other norms */
-} oh_row_select;
-
-/* A row as its own entries select it. */
-typedef struct oh_selected_row {
-    float mask;
-    int32_t label; /* draft column or -1 */
-    int32_t target;
-    int32_t supervised, bad_mask, bad_target;
-} oh_selected_row;
-
-/* An entry of an array of i32 or i64. */
-OH_ROW int64_t oh_integer_at(const void *array, int32_t dtype, int64_t index) {
-    return dtype == OH_I64 ? ((const int64_t *)array)[index] : (int64_t)((const int32_t *)array)[index];
-}
-
-/* A row's mask: u8, bool or f32; 1 without a mask. */
-OH_ROW float oh_mask_at(const void *mask, int32_t dtype, int64_t index) {
-    if (!mask) return 1;
-    if (dtype == OH_F32) return ((const float *)mask)[index];
-    const unsigned char value = ((const unsigned char *)mask)[index];
-    return dtype == OH_BOOL ? (float)(value != 0) : (float)value;
-}
-
-/* What is known of a row from its own entries: design.md section 1's supervised rows. */
-OH_ROW oh_selected_row oh_select_row(const oh_row_select *s, int64_t row) {
-    const oh_objective *o = &s->objective;
-    oh_selected_row r;
-    const float mask = oh_mask_at(s->mask, s->mask_dtype, row);
-    r.bad_mask = !(mask >= 0) || mask == INFINITY;
-    r.mask = r.bad_mask ? 0 : mask;
-    r.label = -1;
-    r.target = 0;
-    r.bad_target = 0;
-    r.supervised = r.mask > 0 && row % o->block_size >= o->first_slot;
-    if (r.supervised && o->labels == OH_LABELS_GIVEN) {
-        const int64_t label = oh_integer_at(s->label, s->label_dtype, row);
-        const int known = label >= 0 && label < s->label_end;
-        if (known) r.label = s->ids ? oh_position_of(s->ids, s->id_count, (int32_t)label) : (int32_t)label;
-        r.supervised = r.label >= 0 || (known && s->ids && s->outside == OH_OUTSIDE_KEEP);
-    }
-    if (r.supervised && s->target_rows > 0) {
-        const int64_t target = s->target_row ? oh_integer_at(s->target_row, s->target_row_dtype, row) : row;
-        r.bad_target = target < 0 || target >= s->target_rows;
-        if (r.bad_target)
-            r.supervised = 0;
-        else
-            r.target = (int32_t)target;
-    }
-    return r;
-}
-
-/* Row `row` of chunk `c` in place `place` of it, or unsupervised (-1). */
-OH_ROW void oh_select_write(const oh_row_select *s, int64_t c, int64_t row, const oh_selected_row *r, int32_t place) {
-    s->mask_out[row] = r->mask;
-    s->compact[row] = place;
-    if (s->target_row_out) s->target_row_out[row] = place >= 0 ? r->target : 0;
-    if (place < 0) return;
-    const int64_t at = c * s->places + place;
-    s->draft_row[at] = (int32_t)row;
-    s->label_out[at] = r->label;
-    if (s->target_rows == 0) return;
-    if (s->target_tile)
-        s->target_index[at] = s->target_tile[row];
-    else
-        s->target_source[at] = r->target;
-}
-
-/* A place that no row takes. */
-OH_ROW void oh_select_clear(const oh_row_select *s, int64_t at) {
-    s->draft_row[at] = s->label_out[at] = -1;
-    if (s->target_rows == 0) return;
-    if (s->target_tile)
-        s->target_index[at] = 0;
-    else
-        s->target_source[at] = -1;
-}
-
-/* Places of the chunk that starts at row `first`. */
-OH_ROW int64_t oh_select_places(const oh_row_select *s, int64_t first) {
-    const int64_t rows = s->rows - first < s->chunk ? s->rows - first : s->chunk;
-    return rows / s->objective.block_size * (s->objective.block_size - s->objective.first_slot);
-}
-
-/* Whether the given arrays have dtypes that are read. */
-OH_ROW int oh_select_dtypes_valid(const oh_row_select *s) {
-    if (s->mask && s->mask_dtype != OH_U8 && s->mask_dtype != OH_BOOL && s->mask_dtype != OH_F32) return 0;
-    if (s->label && s->label_dtype != OH_I32 && s->label_dtype != OH_I64) return 0;
-    return !s->target_row || s->target_row_dtype == OH_I32 || s->target_row_dtype == OH_I64;
-}
-
-/* Whether a selection can be made: sizes, dtypes, and the arrays that it reads and writes. For the host side of every
- * backend: what is refused enqueues nothing. */
-OH_ROW int oh_select_valid(const oh_row_select *s) {
-    const oh_objective *o = &s->objective;
+/* Whether a backend can finish rows by this objective. For the host side of every backend, as are the next two: what is
+ * refused enqueues nothing. */
+OH_ROW int oh_objective_valid(const oh_objective *o) {
     if (o->block_size <= 0 || o->first_slot < 0 || o->first_slot > o->block_size) return 0;
-    if (s->rows < 0 || s->chunk <= 0 || s->rows % o->block_size != 0 || s->chunk % o->block_size != 0) return 0;
-    if (s->places != s->chunk / o->block_size * (o->block_size - o->first_slot) || !oh_select_dtypes_valid(s)) return 0;
-    if (!s->sums || !s->factor) return 0;
-    if (s->rows == 0) return 1;
-    if (!s->mask_out || !s->compact || !s->draft_row || !s->label_out) return 0;
-    if (o->labels == OH_LABELS_GIVEN && !s->label) return 0;
-    return s->target_rows == 0 || (s->target_tile ? s->target_index != NULL : s->target_source != NULL);
+    if (o->terms >> OH_TERM_COUNT != 0 || o->top_k_count < 0 || o->top_k_count > OH_TOP_K_LIST_MAX) return 0;
+    for (int32_t k = 0; k < o->top_k_count; ++k)
+        if (o->top_k[k] < 1 || o->top_k[k] > OH_TOP_K_MAX) return 0;
+    return 1;
 }
 
-/* What a written row adds to sum k. */
-OH_ROW double oh_select_part(const oh_row_select *s, int64_t row, const oh_selected_row *r, int k) {
-    if (k == OH_SELECTED_BAD_MASKS) return r->bad_mask;
-    if (k == OH_SELECTED_BAD_MASK) return r->bad_mask ? (double)(row + 1) : 0;
-    if (k == OH_SELECTED_BAD_TARGETS) return r->bad_target;
-    if (k == OH_SELECTED_BAD_TARGET) return r->bad_target ? (double)(row + 1) : 0;
-    if (!r->supervised) return 0;
-    const double mask = (double)r->mask;
-    return k == OH_SELECTED_MASK ? mask : mask * oh_slot_decay(&s->objective, row % s->objective.block_size);
+/* Whether the lists of ids and logits hold every K that is asked for. K = 1 is read off the argmax. */
+OH_ROW int oh_finish_top_k_valid(const oh_row_finish *f) {
+    const oh_objective *o = &f->objective;
+    if (f->top_k < 0 || f->top_k > OH_TOP_K_MAX || (uint64_t)f->top_k_mask >> o->top_k_count != 0) return 0;
+    for (int32_t k = 0; k < o->top_k_count; ++k)
+        if (f->top_k_mask >> k & 1u && o->top_k[k] > 1 && (o->top_k[k] > f->top_k || !f->topk_id)) return 0;
+    if (!(f->parts & OH_FINISH_TOP_K_ROWS) || f->top_k == 0) return 1;
+    return f->topk_id && (f->topk_logit || !f->topk_logprob_out);
 }
 
-/* Two parts of sum k. */
-OH_ROW double oh_select_merge(int k, double a, double b) {
-    const int first = k == OH_SELECTED_BAD_MASK || k == OH_SELECTED_BAD_TARGET;
-    return oh_sum_merge(first ? OH_SUM_FIRST_NONFINITE : OH_SUM_LOSS_NUM, a, b);
+/* Whether a row_finish can be done: sizes, and the arrays that its parts read and write. */
+OH_ROW int oh_finish_valid(const oh_row_finish *f) {
+    const oh_objective *o = &f->objective;
+    if (!oh_objective_valid(o) || f->parts & ~OH_FINISH_PARTS || f->rows < 0 || f->rows % o->block_size != 0) return 0;
+    if (f->compact_rows < 0 || f->compact_rows > f->rows) return 0;
+    if (f->rows == 0) return 1;
+    if (!f->compact || !f->partial || !f->sums) return 0;
+    if (f->parts & (OH_FINISH_COUNTS | OH_FINISH_LOSS | OH_FINISH_COEF) && !f->mask) return 0;
+    if (f->compact_rows == 0) return 1;
+    if (!f->stats || !f->results || (f->parts & OH_FINISH_COEF && (!f->coef || !f->row_scale))) return 0;
+    if (f->parts & (OH_FINISH_LOSS | OH_FINISH_COEF)) {
+        if (o->terms & OH_TERMS_WITH_TARGET && !f->has_target) return 0;
+        if (!f->overlap && oh_objective_want(o) & (OH_WANT_JSD | OH_WANT_OVERLAP)) return 0;
+    }
+    return oh_finish_top_k_valid(f);
 }
-
-/* 1/N from the complete sums. */
-OH_ROW void oh_select_close(const oh_row_select *s) {
-    const int norm = s->objective.norm;
-    const double n = norm == OH_NORM_WEIGHTS ? s->sums[OH_SELECTED_WEIGHT]
-                     : norm == OH_NORM_COUNT ? s->sums[OH_SELECTED_MASK]
-                                             : 1;
-    *s->factor = n > 0 ? (float)(1 / n) : 0;
-}
-
-OH_STATIC_ASSERT(sizeof(oh_row_result) == 144, "oh_row_result");
 
 #ifdef __cplusplus
 }
