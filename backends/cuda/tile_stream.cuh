@@ -4,8 +4,8 @@
  * a ring of stages, ahead of the threads that read them: what is under way takes no registers, and the next row's first
  * stages load while a row is finished.
  *
- * Two barriers a stage: `full` counts its bytes, `empty` the warps that have read it. Thread 0 fills a stage again one
- * stage after it was read, when every warp has as good as left it. */
+ * Two barriers a stage: `full` counts its bytes, `empty` the threads that have read it (one arrival a warp is no
+ * faster). Thread 0 fills a stage again one stage after it was read, when every thread has as good as left it. */
 #ifndef ONEHEAD_CUDA_TILE_STREAM_CUH
 #define ONEHEAD_CUDA_TILE_STREAM_CUH
 
@@ -32,23 +32,31 @@ struct stream_shared {
     int left; /* vectors of the row */
 };
 
+/* Neighbouring vectors that are looked at together: what is done once for them is done once for as many elements. A tile
+ * that isn't read has 0. */
+template <int COUNT> struct unit_bits { uint4 z[COUNT], t[COUNT]; };
+
 template <class ROW> struct tile_stream {
     static constexpr int TILES = (ROW::HAS_Z ? 1 : 0) + (ROW::READS_T ? 1 : 0);
+
+    static constexpr uint32_t STAGE_BYTES = (uint32_t)TILES * (uint32_t)STREAM_TILE_BYTES;
 
     stream_shared *shared;
     uint4 *ring;              /* [stages][tiles][STREAM_VECTORS] */
     int stages, slot, filled; /* the stage that is read, and the one that thread 0 fills next */
     unsigned phase, fill_phase;
+    uint32_t own; /* where the thread's vector 0 of the stage lies, as an address of shared memory */
 
     /* By all threads. Brings the first stages. */
     __device__ __forceinline__ void open(stream_shared *memory, uint4 *buffer, int count, const oh_tile_view &view) {
         shared = memory, ring = buffer, stages = count;
         slot = filled = 0;
         phase = fill_phase = 0;
+        own = (uint32_t)__cvta_generic_to_shared(buffer + (int)threadIdx.x * STREAM_TAKEN + in_unit(0));
         if (threadIdx.x == 0) {
             for (int i = 0; i < count; ++i) {
                 cuda::ptx::mbarrier_init(&memory->full[i], 1);
-                cuda::ptx::mbarrier_init(&memory->empty[i], TILE_WARPS);
+                cuda::ptx::mbarrier_init(&memory->empty[i], TILE_THREADS);
             }
             cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
             memory->row = (int64_t)blockIdx.x - gridDim.x;
@@ -66,27 +74,57 @@ template <class ROW> struct tile_stream {
         }
     }
 
-    /* The thread's vectors in the stage, in an order in which the lanes of a warp meet in no bank: with i = 0, half of
-     * them take their second one. */
-    static __device__ __forceinline__ int place(int i) {
-        return (int)threadIdx.x * STREAM_TAKEN + (i ^ ((int)threadIdx.x >> 2 & 1));
+    /* The thread's vectors of a stage, its unit, are numbered in an order in which the lanes of a warp meet in no bank:
+     * vector 0 is the second one in half of them. */
+    static __device__ __forceinline__ int in_unit(int i) { return i ^ ((int)threadIdx.x >> 2 & 1); }
+
+    __device__ __forceinline__ unit_bits<STREAM_TAKEN> unit() const {
+        unit_bits<STREAM_TAKEN> bits;
+#pragma unroll
+        for (int i = 0; i < STREAM_TAKEN; ++i)
+            bits.z[i] = z(i), bits.t[i] = t(i);
+        return bits;
     }
 
-    __device__ __forceinline__ uint4 z(int place) const { return at(0)[place]; }
-    __device__ __forceinline__ uint4 t(int place) const { return at(TILES - 1)[place]; }
+    /* The unit's first vector alone. */
+    __device__ __forceinline__ unit_bits<1> first() const {
+        const int i = in_unit(0);
+        return unit_bits<1>{{z(i)}, {t(i)}};
+    }
 
-    /* By all threads of a warp, once they have read the stage. */
+    /* By every thread, once it has read the stage. */
     __device__ __forceinline__ void release(const oh_tile_view &view) {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) (void)cuda::ptx::mbarrier_arrive(&shared->empty[slot]);
+        (void)cuda::ptx::mbarrier_arrive(&shared->empty[slot]);
         /* The stage before this one: not at the very first, which has none. */
         const int previous = slot == 0 ? stages - 1 : slot - 1;
         if (threadIdx.x == 0 && filled == previous) refill(view);
-        if (++slot == stages) slot = 0, phase ^= 1;
+        own += STAGE_BYTES;
+        if (++slot == stages) slot = 0, phase ^= 1, own -= (uint32_t)stages * STAGE_BYTES;
     }
 
   private:
-    __device__ __forceinline__ const uint4 *at(int tile) const { return ring + (slot * TILES + tile) * STREAM_VECTORS; }
+    __device__ __forceinline__ uint4 z(int i) const {
+        if constexpr (ROW::HAS_Z)
+            return shared_vector<0>(i);
+        else
+            return make_uint4(0, 0, 0, 0);
+    }
+    __device__ __forceinline__ uint4 t(int i) const {
+        if constexpr (ROW::READS_T)
+            return shared_vector<(TILES - 1) * STREAM_TILE_BYTES>(i);
+        else
+            return make_uint4(0, 0, 0, 0);
+    }
+
+    /* By a 32-bit address, which the compiler would otherwise form anew from a generic one, stage by stage. */
+    template <int OFFSET> __device__ __forceinline__ uint4 shared_vector(int i) const {
+        static_assert(STREAM_TAKEN == 2, "a unit's other vector is 16 bytes away");
+        uint4 v;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4 + %5];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(own ^ (uint32_t)(i * (int)sizeof(uint4))), "n"(OFFSET));
+        return v;
+    }
 
     __device__ __forceinline__ void refill(const oh_tile_view &view) {
         while (!cuda::ptx::mbarrier_try_wait_parity(&shared->empty[filled], fill_phase)) {

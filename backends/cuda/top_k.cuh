@@ -42,25 +42,30 @@ static __device__ __forceinline__ void top_k_collect(top_k_shared *s, float logi
     s->logit[at] = logit;
 }
 
-/* The threshold into s->threshold; 0 where there are fewer than K groups with a logit. */
-static __device__ void top_k_threshold(top_k_shared *s, unsigned own, int top_k) {
-    const int width = top_k <= TILE_THREADS / 16 ? 8 : 2, groups = TILE_THREADS / width;
-    unsigned max = own;
-    for (int offset = 1; offset < width; offset *= 2) {
-        const unsigned other = __shfl_xor_sync(0xffffffffu, max, offset);
-        max = other > max ? other : max;
-    }
+static __device__ __forceinline__ int top_k_group_width(int top_k) {
+    return top_k <= TILE_THREADS / 16 ? 8 : 2;
+}
+
+/* The groups' maxima, before a barrier of the block. */
+static __device__ __forceinline__ void top_k_groups(top_k_shared *s, const top_k_lead &lead, int top_k) {
+    const int width = top_k_group_width(top_k);
+    unsigned max = lead.unit < 0 ? 0 : ordered_bits(lead.max);
+    for (int offset = 1; offset < width; offset *= 2)
+        max = umax(max, __shfl_xor_sync(0xffffffffu, max, offset));
     if (threadIdx.x % width == 0) s->group[threadIdx.x / width] = max;
-    if (threadIdx.x == 0) s->owners = s->candidates = 0;
-    __syncthreads();
-    if (threadIdx.x < groups) {
-        const unsigned mine = s->group[threadIdx.x];
-        int ahead = 0;
-        for (int g = 0; g < groups; ++g)
-            ahead += s->group[g] > mine || (s->group[g] == mine && g < (int)threadIdx.x);
-        if (ahead == top_k - 1) s->threshold = mine;
-    }
-    __syncthreads();
+}
+
+/* The threshold into s->threshold, 0 where there are fewer than K groups with a logit, between that barrier and the
+ * next. */
+static __device__ __forceinline__ void top_k_threshold(top_k_shared *s, int top_k) {
+    const int groups = TILE_THREADS / top_k_group_width(top_k);
+    if (threadIdx.x == TILE_THREADS - 1) s->owners = s->candidates = 0;
+    if (threadIdx.x >= groups) return;
+    const unsigned mine = s->group[threadIdx.x];
+    int ahead = 0;
+    for (int g = 0; g < groups; ++g)
+        ahead += s->group[g] > mine || (s->group[g] == mine && g < (int)threadIdx.x);
+    if (ahead == top_k - 1) s->threshold = mine;
 }
 
 /* Collects what reaches the threshold in one vector, if it is a whole one. */
@@ -98,6 +103,7 @@ static __device__ void top_k_read_again(top_k_shared *s, const ROW &row, const o
     __syncthreads();
     const int whole = row.end_whole - row.first_whole, steps = (whole + STREAM_VECTORS - 1) / STREAM_VECTORS;
     const int owners = s->owners, each = steps * STREAM_TAKEN;
+    if (owners == 0) return;
     for (int item = threadIdx.x; item < owners * each; item += TILE_THREADS) {
         const int step = item % each / STREAM_TAKEN, place = s->owner[item / each] * STREAM_TAKEN + item % STREAM_TAKEN;
         top_k_read_vector(s, row, view, row.first_whole + step * STREAM_VECTORS + place, threshold);
@@ -132,11 +138,11 @@ static __device__ void top_k_one_by_one(top_k_shared *s, const ROW &row, const o
     __syncthreads();
 }
 
-/* Merges the row's panel into ids and logits [top_k]. */
+/* Merges the row's panel into ids and logits [top_k], after top_k_threshold and a barrier. The block's next one must come
+ * before the next top_k_threshold. */
 template <class ROW>
 static __device__ void top_k_row(top_k_shared *s, const ROW &row, const oh_tile_view &view, const top_k_lead &lead,
                                  int *ids, float *logits, int top_k, bool restart) {
-    top_k_threshold(s, lead.unit < 0 ? 0 : ordered_bits(lead.max), top_k);
     top_k_read_again(s, row, view, lead);
     if (s->candidates > TOP_K_CANDIDATES) {
         __syncthreads(); /* everyone has seen the count before it is set again */
