@@ -1,10 +1,13 @@
 /* copy_rows.cu - gather, scatter, convert, scale, subtract and zero rows, in f32 and rounded once. A block takes a row:
  * eight elements a thread where every row involved starts at a multiple of 16 bytes, one otherwise. Bits of rows that
- * are only moved stay as they are, payloads of NaN included. */
+ * are only moved stay as they are, payloads of NaN included.
+ *
+ * A thread reads several places before it writes the first: its row is a few of them long, and so all of it is under way
+ * at once. */
 #include "device.h"
 #include "elements.cuh"
 
-enum { THREADS = 256 };
+enum { THREADS = 128, AT_ONCE = 3 };
 
 /* One row's addresses and factors. */
 struct row_copy {
@@ -41,10 +44,18 @@ static __device__ void zero_row(const oh_copy_rows &c, const row_copy &r, int64_
 
 static __device__ void move_row(const oh_copy_rows &c, const row_copy &r, int64_t vectors) {
     const int size = element_bytes(c.dst_dtype);
+    const int64_t whole = vectors * size / 2;
     const uint4 *from = (const uint4 *)r.src;
     uint4 *to = (uint4 *)r.dst;
-    for (int64_t v = threadIdx.x; v < vectors * size / 2; v += THREADS)
-        to[v] = from[v];
+    for (int64_t first = threadIdx.x; first < whole; first += AT_ONCE * THREADS) {
+        uint4 bits[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (first + i * THREADS < whole) bits[i] = from[first + i * THREADS];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (first + i * THREADS < whole) to[first + i * THREADS] = bits[i];
+    }
     for (int64_t j = 8 * vectors + threadIdx.x; j < c.columns; j += THREADS) {
         if (size == 4)
             ((unsigned *)r.dst)[j] = ((const unsigned *)r.src)[j];
@@ -54,18 +65,26 @@ static __device__ void move_row(const oh_copy_rows &c, const row_copy &r, int64_
 }
 
 static __device__ void compute_row(const oh_copy_rows &c, const row_copy &r, int64_t vectors) {
-    for (int64_t v = threadIdx.x; v < vectors; v += THREADS) {
-        float value[8], other[8];
-        read_eight(r.src, 8 * v, c.src_dtype, value);
-        if (r.subtract) {
-            read_eight(r.subtract, 8 * v, c.subtract_dtype, other);
-            for (int e = 0; e < 8; ++e)
-                value[e] -= other[e];
+    for (int64_t first = threadIdx.x; first < vectors; first += AT_ONCE * THREADS) {
+        float value[AT_ONCE][8], other[AT_ONCE][8];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int64_t v = first + i * THREADS;
+            if (v >= vectors) continue;
+            read_eight(r.src, 8 * v, c.src_dtype, value[i]);
+            if (r.subtract) read_eight(r.subtract, 8 * v, c.subtract_dtype, other[i]);
         }
-        if (r.scaled)
-            for (int e = 0; e < 8; ++e)
-                value[e] *= r.scale;
-        write_eight(r.dst, 8 * v, c.dst_dtype, value);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int64_t v = first + i * THREADS;
+            if (v >= vectors) continue;
+#pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                if (r.subtract) value[i][e] -= other[i][e];
+                if (r.scaled) value[i][e] *= r.scale;
+            }
+            write_eight(r.dst, 8 * v, c.dst_dtype, value[i]);
+        }
     }
     for (int64_t j = 8 * vectors + threadIdx.x; j < c.columns; j += THREADS) {
         float value = element_read(r.src, j, c.src_dtype);

@@ -3,9 +3,11 @@
  *     ONEHEAD_CUDA_ALGORITHMS=FILE                          choices made before, read when a device is opened
  *     ONEHEAD_CUDA_ALGORITHMS=FILE ONEHEAD_CUDA_TUNE=1      makes them, and writes FILE when the device is closed
  *
- * A tuned choice is made at a product's first use, on its own operands: the heuristic's answers take turns, so that all
- * meet the same clocks, for as long as a GPU takes to be as hot as it will be. That waits for the stream: it belongs in
- * a run of its own, not in training. Small products, and those that add to their result, keep the heuristic's choice.
+ * A tuned choice is made at a product's first use, on its own operands. Under a long load a GPU's power bounds its
+ * clocks, so that what a product costs is energy as much as cycles: each of the heuristic's answers runs by itself for
+ * long enough that the clocks settle to it, and they take turns at that, so that all meet the same temperatures. That
+ * waits for the stream: it belongs in a run of its own, not in training. Small products, and those that add to their
+ * result, keep the heuristic's choice.
  * The file is one line a choice: GPU, cuBLASLt's version, key and algorithm as hexadecimal bytes; lines of another GPU
  * or version are left alone and left out. */
 #include "gemm_tune.h"
@@ -17,7 +19,8 @@
 
 #include "device.h"
 
-enum { CANDIDATES = 16, ROUNDS = 24, WARM_ROUNDS = 4, LINE = 1024, NAME = 256 };
+/* A stretch settles the clocks, then is timed; turns before the first that counts warm the GPU. */
+enum { CANDIDATES = 16, TURNS = 3, WARM_TURNS = 1, SETTLING = 10, TIMED = 8, LINE = 1024, NAME = 256 };
 
 #define LEAST_FLOPS 1e11
 
@@ -45,19 +48,21 @@ static double median(float *ms, int count) {
     return (double)ms[count / 2];
 }
 
-/* Milliseconds of one product; negative where the algorithm doesn't run. */
-static float time_once(cudaStream_t stream, cudaEvent_t *events, const gemm_call *call,
-                       const cublasLtMatmulAlgo_t *algorithm) {
+/* Milliseconds of one product within a stretch of them; negative where the algorithm doesn't run. */
+static float time_stretch(cudaStream_t stream, cudaEvent_t *events, const gemm_call *call,
+                          const cublasLtMatmulAlgo_t *algorithm) {
     float ms = -1;
-    if (cudaEventRecord(events[0], stream) != cudaSuccess) return -1;
-    if (call->run(call->user, algorithm) != CUBLAS_STATUS_SUCCESS) return -1;
+    for (int i = 0; i < SETTLING + TIMED; ++i) {
+        if (i == SETTLING && cudaEventRecord(events[0], stream) != cudaSuccess) return -1;
+        if (call->run(call->user, algorithm) != CUBLAS_STATUS_SUCCESS) return -1;
+    }
     if (cudaEventRecord(events[1], stream) != cudaSuccess || cudaEventSynchronize(events[1]) != cudaSuccess) return -1;
-    return cudaEventElapsedTime(&ms, events[0], events[1]) == cudaSuccess ? ms : -1;
+    return cudaEventElapsedTime(&ms, events[0], events[1]) == cudaSuccess ? ms / TIMED : -1;
 }
 
 int gemm_tune(oh_queue *queue, const gemm_call *call, const cublasLtMatmulHeuristicResult_t *results, int count) {
     cudaEvent_t events[2];
-    float ms[CANDIDATES][ROUNDS];
+    float ms[CANDIDATES][TURNS];
     int works[CANDIDATES], best = 0;
     double best_ms = 0;
     if (count > CANDIDATES) count = CANDIDATES;
@@ -68,16 +73,16 @@ int gemm_tune(oh_queue *queue, const gemm_call *call, const cublasLtMatmulHeuris
     }
     for (int i = 0; i < count; ++i)
         works[i] = results[i].state == CUBLAS_STATUS_SUCCESS;
-    for (int round = -WARM_ROUNDS; round < ROUNDS; ++round)
+    for (int turn = -WARM_TURNS; turn < TURNS; ++turn)
         for (int i = 0; i < count; ++i) {
             if (!works[i]) continue;
-            const float once = time_once(queue->stream, events, call, &results[i].algo);
+            const float once = time_stretch(queue->stream, events, call, &results[i].algo);
             if (once < 0) works[i] = 0;
-            if (round >= 0) ms[i][round] = once;
+            if (turn >= 0) ms[i][turn] = once;
         }
     for (int i = 0; i < count; ++i) {
         if (!works[i]) continue;
-        const double middle = median(ms[i], ROUNDS);
+        const double middle = median(ms[i], TURNS);
         const oh_host *host = &queue->device->host;
         char line[160];
         snprintf(line, sizeof line, "cuda: tuning: answer %d of %d: %.4f ms, %zu bytes of scratch, %.2f waves", i + 1,
