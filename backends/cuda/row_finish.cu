@@ -1,16 +1,15 @@
 /* row_finish.cu - loops over rowmath.h, which has the algebra.
  *
- * Two launches: a warp takes a block of rows, its lanes the rows, then the slots, then the sums; one thread block adds up
- * the blocks' sums, a thread each, in the order of the blocks. What lanes hand to each other lies in shared memory:
+ * Two launches: a warp takes a block of rows, its lanes the rows, then the slots, then the sums; a warp adds up each of the
+ * blocks' sums, in an order that depends on their number alone. What lanes hand to each other lies in shared memory:
  * rowmath's functions are given a description whose arrays point there. */
 #include <onehead/rowmath.h>
 
 #include "device.h"
 
-enum { ROW_THREADS = 32, SUM_THREADS = 1024 };
+enum { ROW_THREADS = 32, SUM_WARPS = 4, SUM_THREADS = 32 * SUM_WARPS };
 
-/* 48 KB, less what the compiler keeps. */
-enum { SHARED_BYTES = 47 * 1024, SUM_ELEMENTS = SHARED_BYTES / 8 };
+enum { SHARED_BYTES = 47 * 1024 }; /* 48 KB, less what the compiler keeps */
 
 /* Of a block: results, the slots' parts of the sums, and the slots' compact rows. Longer blocks are left to the kernels
  * below. */
@@ -69,28 +68,19 @@ __global__ void __launch_bounds__(ROW_THREADS) finish_long_blocks_kernel(const o
     if (b < f.rows / f.objective.block_size) oh_finish_block(&f, b);
 }
 
-/* As many blocks' sums at a time as shared memory holds; where it doesn't hold one block's, from where they are. */
-__global__ void __launch_bounds__(SUM_THREADS) finish_sums_kernel(const oh_row_finish f) {
-    extern __shared__ double shared[];
-    const int64_t count = oh_sum_count(&f.objective), size = f.objective.block_size, blocks = f.rows / size;
-    const int64_t stretch = SUM_ELEMENTS / count;
-    if (stretch == 0) {
-        for (int64_t k = threadIdx.x; k < count; k += SUM_THREADS)
-            oh_finish_sum(&f, k);
-        return;
-    }
-    for (int64_t b = 0; b < blocks; b += stretch) {
-        const int64_t some = blocks - b < stretch ? blocks - b : stretch;
-        for (int64_t i = threadIdx.x; i < some * count; i += SUM_THREADS)
-            shared[i] = f.partial[b * count + i];
-        __syncthreads();
-        oh_row_finish here = f;
-        here.partial = shared;
-        here.rows = some * size;
-        for (int64_t k = threadIdx.x; k < count; k += SUM_THREADS)
-            oh_finish_sum(&here, k);
-        __syncthreads();
-    }
+/* A warp takes a sum: its lanes a stretch of the blocks each, in their order, which are then put together in theirs. */
+__global__ void __launch_bounds__(SUM_THREADS) finish_sums_kernel(const __grid_constant__ oh_row_finish f) {
+    const int64_t count = oh_sum_count(&f.objective), blocks = f.rows / f.objective.block_size;
+    const int64_t k = (int64_t)blockIdx.x * SUM_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (k >= count) return;
+    const int64_t each = (blocks + 31) / 32, end = min((lane + 1) * each, blocks);
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t b = lane * each; b < end; ++b)
+        sum = oh_sum_merge(k, sum, f.partial[b * count + k]);
+    for (int distance = 1; distance < 32; distance *= 2)
+        sum = oh_sum_merge(k, sum, __shfl_down_sync(0xffffffffu, sum, distance));
+    if (lane == 0) f.sums[k] = oh_sum_merge(k, f.sums[k], sum);
 }
 
 __global__ void step_finish_kernel(const oh_step_finish f) {
@@ -121,7 +111,7 @@ oh_status cuda_row_finish(oh_queue *queue, const oh_row_finish *finish) {
             finish_rows_kernel<<<grid(finish->compact_rows, ROW_THREADS), ROW_THREADS, 0, queue->stream>>>(*finish);
         finish_long_blocks_kernel<<<grid(blocks, ROW_THREADS), ROW_THREADS, 0, queue->stream>>>(*finish);
     }
-    finish_sums_kernel<<<1, SUM_THREADS, SHARED_BYTES, queue->stream>>>(*finish);
+    finish_sums_kernel<<<grid(oh_sum_count(&finish->objective), SUM_WARPS), SUM_THREADS, 0, queue->stream>>>(*finish);
     return queue_launched(queue, "row_finish");
 }
 

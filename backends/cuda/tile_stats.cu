@@ -38,7 +38,9 @@ struct divisor {
 };
 
 static __device__ __forceinline__ divisor divisor_of(float one) {
-    const double first = (double)__frcp_rn(one);
+    float about;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(about) : "f"(one));
+    const double first = (double)about;
     return divisor{(double)one, fma(first, fma((double)-one, first, 1.0), first)};
 }
 
