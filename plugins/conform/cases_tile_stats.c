@@ -265,6 +265,19 @@ static void check_format(kit *k, int32_t format) {
     check_stats(k, &target_only, 3, 0, false, 0);
 }
 
+/* Few rows and long ones, which a device may share out among what it has: whole, in panels, and of one tile. */
+static void check_long_rows(kit *k, int32_t format) {
+    for (int fill = 0; fill < TILE_FILLS; ++fill) {
+        tile_spec spec = {3, 40007, 1, 1, 3, 0, (tile_fill)fill, format, 0, false, false};
+        check_stats(k, &spec, 1, fill == TILE_FAR ? 8 : 64, false, WANT_ALL);
+        if (fill == TILE_NEAR) check_stats(k, &spec, 2, 8, true, WANT_ALL);
+    }
+    tile_spec shared = {9, 20480, 0, 0, 2, 0, TILE_FAR, format, TILE_SCALE, false, false};
+    check_stats(k, &shared, 1, 16, false, WANT_ALL);
+    tile_spec target_only = {2, 30011, 0, 0, 2, 0, TILE_FAR, format, 0, true, false};
+    check_stats(k, &target_only, 1, 0, false, 0);
+}
+
 /* ----------------------------------------------------------------------------------------- calls in sequence ---- */
 
 /* The same call on the same addresses with other logits in them: nothing may be left of the first. */
@@ -348,6 +361,7 @@ void cases_tile_stats(kit *k) {
     for (int32_t format = OH_TILE_F32; format <= OH_TILE_DIFF; ++format) {
         if (!(k->table->tile_formats >> format & 1u)) continue;
         check_format(k, format);
+        check_long_rows(k, format);
         check_stale(k, format);
         last = format;
     }
