@@ -94,6 +94,7 @@ oh_status cuda_tile_stats(oh_queue *queue, const oh_tile_stats *stats);
 oh_status cuda_tile_overlap(oh_queue *queue, const oh_tile_overlap *overlap);
 oh_status cuda_tile_overflow(oh_queue *queue, const oh_tile_overflow *overflow);
 oh_status cuda_tile_grad(oh_queue *queue, const oh_tile_grad *grad);
+oh_status cuda_tile_grad_overlap(oh_queue *queue, const oh_tile_grad_overlap *both);
 oh_status cuda_row_finish(oh_queue *queue, const struct oh_row_finish *finish);
 oh_status cuda_step_finish(oh_queue *queue, const struct oh_step_finish *finish);
 oh_status cuda_row_labels(oh_queue *queue, const oh_row_labels *labels);

@@ -42,6 +42,7 @@ static const oh_backend table = {
     .event_seconds = cuda_event_seconds,
     .tile_overflow = cuda_tile_overflow,
     .row_select = cuda_row_select,
+    .tile_grad_overlap = cuda_tile_grad_overlap,
 };
 
 extern "C" __attribute__((visibility("default"))) const oh_backend *oh_backend_v1(void) {

@@ -1,195 +1,84 @@
 /* tile_grad.cu - the gradient of a tile with respect to its raw draft logits: the linear form of oh_row_coef, times the
  * transform's slope, in f32, rounded once; at the speed of memory.
  *
- * p and q are rounded before they are subtracted, so that equal ones give exactly 0.
- *
  * Where elements of the result are as wide as the tile's, or it lies elsewhere, every element stands for itself, and
  * several blocks share a row so that the last ones to run leave little of the chip idle. Where the result is narrower
  * and lies in the draft tile, element j is written over element j / 2 or so: then one block walks the row from the
- * front, and a barrier stands between reading a stretch and writing it. */
-#include <onehead/rowmath.h>
+ * front, and a barrier stands between reading a stretch and writing it.
+ *
+ * With the second read in it, blocks that share a row are a cluster: the first of them adds up what they found, in their
+ * order. */
+#include <cooperative_groups.h>
 
-#include "device.h"
-#include "softmax.cuh"
+#include "tile_grad.cuh"
 
 enum { SHARES = 4 }; /* blocks that share a row */
-
-/* What a kernel computes: with cq, and with the terms of logarithms and comparisons. */
-enum grad_form { FORM_PLAIN, FORM_TARGET, FORM_DRAFT_LOGS, FORM_ALL, FORMS };
-
-/* c1 log p + c2 log q + c3 log m, written with log q - log p and log m - log p: for rkl and jsd the logarithm of p,
- * which is large where the difference is small, then cancels in the coefficients. */
-static __device__ __forceinline__ float log_terms(const oh_row_coef &c, const row_softmax &s, uint32_t form, float z,
-                                                  float t) {
-    float sum = (c.c1 + c.c2 + c.c3) * ((z - c.z_max) - c.z_log);
-    if (form & (OH_FORM_LOG_Q | OH_FORM_LOG_M)) {
-        const float ratio = softmax_log_ratio(s, z, t);
-        /* A finite row has c2 = 0 where q = 0 < p. */
-        if (form & OH_FORM_LOG_Q && ratio > -INFINITY) sum += c.c2 * ratio;
-        if (form & OH_FORM_LOG_M) sum += c.c3 * ((ratio > 0 ? ratio : 0) + softmax_mixture(ratio));
-    }
-    return sum;
-}
-
-/* Without its label's term. */
-template <int FORM>
-static __device__ __forceinline__ float grad_at(const oh_tile_grad &g, const oh_row_coef &c, const row_softmax &s,
-                                                float z, float t) {
-    constexpr bool TARGET = FORM == FORM_TARGET || FORM == FORM_ALL;
-    if (FORM == FORM_PLAIN || FORM == FORM_TARGET) {
-        /* The factors c0 and cq are in the softmax's. */
-        const float grad = fmaf(exp2_fast(exponent(z, s.z_offset)), s.z_factor, -c.ck);
-        return TARGET ? grad - softmax_q(s, t) : grad;
-    }
-    const float p = softmax_p(s, z), q = TARGET ? softmax_q(s, t) : 0;
-    float factor = c.c0;
-    if (g.form & (OH_FORM_LOG_P | OH_FORM_LOG_Q | OH_FORM_LOG_M)) factor += log_terms(c, s, g.form, z, t);
-    if (TARGET && g.form & OH_FORM_LE && p <= q) factor += c.c4;
-    float grad = p * factor;
-    if (TARGET && g.form & OH_FORM_Q) grad -= c.cq * q;
-    return grad - c.ck;
-}
-
-template <int N> static __device__ __forceinline__ bool any_neg_inf(const float *z) {
-    float min = z[0];
-#pragma unroll
-    for (int e = 1; e < N; ++e)
-        min = fminf(min, z[e]);
-    return min == -INFINITY;
-}
-
-/* dz[e] of columns from + e; 0 where z is -inf. */
-template <int FORM, bool TRANSFORM, int N>
-static __device__ __forceinline__ void grad_vector(const oh_tile_grad &g, const oh_row_coef &c, const row_softmax &s,
-                                                   const float *z, const float *t, int from, int label, float *dz) {
-    constexpr bool TARGET = FORM == FORM_TARGET || FORM == FORM_ALL;
-#pragma unroll
-    for (int e = 0; e < N; ++e)
-        dz[e] = grad_at<FORM>(g, c, s, z[e], TARGET ? t[e] : 0.0f);
-    if ((unsigned)(label - from) < (unsigned)N)
-#pragma unroll
-        for (int e = 0; e < N; ++e)
-            if (from + e == label) dz[e] -= c.cy;
-    if (TRANSFORM)
-#pragma unroll
-        for (int e = 0; e < N; ++e)
-            dz[e] *= oh_logit_slope(z[e], g.tile.draft_transform.scale, g.tile.draft_transform.softcap);
-    if (any_neg_inf<N>(z))
-#pragma unroll
-        for (int e = 0; e < N; ++e)
-            if (z[e] == -INFINITY) dz[e] = 0;
-}
-
-/* Columns [from, from + N) of a row of the result, all inside it, at an address of the right alignment. */
-template <int N>
-static __device__ __forceinline__ void write_vector(void *row, int from, int32_t dtype, const float *x) {
-    if (dtype == OH_F32) {
-        float4 *to = (float4 *)((float *)row + from);
-#pragma unroll
-        for (int i = 0; i < N / 4; ++i)
-            __stcs(to + i, make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]));
-        return;
-    }
-    unsigned word[N / 2];
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i)
-        word[i] = dtype == OH_BF16 ? pack_bf16(x[2 * i], x[2 * i + 1]) : pack_f16(x[2 * i], x[2 * i + 1]);
-    unsigned short *to = (unsigned short *)row + from;
-    if constexpr (N == 8)
-        __stcs((uint4 *)to, make_uint4(word[0], word[1], word[2], word[3]));
-    else
-        __stcs((uint2 *)to, make_uint2(word[0], word[1]));
-}
-
-/* Columns [first, end) of vector `from`, of which some may lie outside the row or the result be unaligned. */
-template <int N>
-static __device__ __forceinline__ void write_columns(void *row, int from, int columns, int32_t dtype, const float *x) {
-#pragma unroll
-    for (int e = 0; e < N; ++e)
-        if (from + e >= 0 && from + e < columns) element_write(row, from + e, dtype, x[e]);
-}
 
 template <int FORMAT, int FORM, bool TRANSFORM>
 __global__ void __launch_bounds__(TILE_THREADS, 4)
     tile_grad_kernel(const oh_tile_grad g, const int shares, const int narrows) {
-    constexpr int TILES = FORM == FORM_TARGET || FORM == FORM_ALL ? TILES_BOTH : TILES_DRAFT;
-    typedef tile_row<FORMAT, TILES, TRANSFORM> row_type;
-    constexpr int N = row_type::VECTOR;
-    const int64_t index = blockIdx.x / (unsigned)shares;
-    const row_type row(g.tile, index);
-    const oh_row_coef c = g.coef[index];
-    row_softmax s = softmax_from_coef(&c);
-    if (FORM == FORM_PLAIN || FORM == FORM_TARGET) s.z_factor *= c.c0, s.t_factor *= c.cq;
-    const int out_bytes = element_bytes(g.out_dtype);
-    unsigned char *out = (unsigned char *)g.out + index * g.out_ld * out_bytes;
-    const bool out_aligned = (uintptr_t)(out - (int64_t)row.shift * out_bytes) % (uintptr_t)(N * out_bytes) == 0;
-    const int label = c.label >= 0 ? c.label - (int)g.tile.first_column : -1;
+    grad_share<FORMAT, FORM, TRANSFORM, false>(g, shares, narrows,
+                                               softmax_from_coef(&g.coef[blockIdx.x / (unsigned)shares]), NULL);
+}
 
-    const int share = (row.vectors + shares - 1) / shares, begin = (int)(blockIdx.x % (unsigned)shares) * share;
-    const int end = min(begin + share, row.vectors);
-    /* The next vectors are under way while others are turned into their gradients: they lie behind all that is written.
-     * Vectors of four columns are taken in twos, so that as many bytes are under way and barriers are fewer. */
-    constexpr int TAKEN = N == 4 ? 2 : 1;
-    const uint4 none = make_uint4(0, 0, 0, 0);
-    uint4 z_next[TAKEN], t_next[TAKEN];
-    const auto load = [&](int first) {
-#pragma unroll
-        for (int i = 0; i < TAKEN; ++i) {
-            const int vector = first + i * TILE_THREADS;
-            if (c.zero || vector < row.first_whole || vector >= min(end, row.end_whole)) continue;
-            z_next[i] = row.load_z(vector);
-            if (row_type::READS_T) t_next[i] = row.load_t(vector);
+/* In thread 0, over the threads of the block. */
+struct block_compared {
+    double least;
+    int64_t rank;
+};
+
+static __device__ __forceinline__ block_compared compared_by_block(const row_compare &own) {
+    __shared__ double sums[TILE_WARPS];
+    __shared__ int ranks[TILE_WARPS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    block_compared all = {0, 0};
+    const double sum = warp_sum((double)own.least);
+    const int rank = __reduce_add_sync(0xffffffffu, own.rank);
+    if (lane == 0) sums[warp] = sum, ranks[warp] = rank;
+    __syncthreads();
+    for (int w = 0; w < TILE_WARPS && threadIdx.x == 0; ++w)
+        all.least += sums[w], all.rank += ranks[w];
+    return all;
+}
+
+/* The gradient by the coefficients, p against q by the statistics: the offsets of both are the same, and so exponentials
+ * are formed once. */
+template <int FORMAT, int FORM, bool TRANSFORM>
+__global__ void __launch_bounds__(TILE_THREADS, 4)
+    tile_grad_overlap_kernel(const __grid_constant__ oh_tile_grad_overlap both, const int shares, const int narrows) {
+    __shared__ block_compared of_block;
+    const int64_t index = blockIdx.x / (unsigned)shares;
+    const oh_row_stats *stats = &both.stats[index];
+    const row_softmax plain = softmax_from_stats(stats, true);
+    row_softmax of_coef = softmax_from_coef(&both.grad.coef[index]);
+    of_coef.z_offset = plain.z_offset, of_coef.t_offset = plain.t_offset;
+    row_compare own;
+    own.ratio = plain.t_factor / plain.z_factor;
+    own.z_label = stats->z_label;
+    own.label = stats->label - (int)both.grad.tile.first_column;
+    own.wants_rank = both.want & OH_WANT_RANK && stats->label >= 0;
+    own.least = 0, own.rank = 0;
+    grad_share<FORMAT, FORM, TRANSFORM, true>(both.grad, shares, narrows, of_coef, &own);
+    const block_compared found = compared_by_block(own);
+    if (threadIdx.x == 0) of_block = found;
+    const cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+    cluster.sync();
+    if (threadIdx.x == 0 && cluster.block_rank() == 0) {
+        oh_row_overlap row = {0, 0, 0, 0, 0, 0};
+        for (unsigned b = 0; b < (unsigned)shares; ++b) {
+            const block_compared *part = cluster.map_shared_rank(&of_block, b);
+            row.alpha += part->least, row.rank += part->rank;
         }
-    };
-#pragma unroll
-    for (int i = 0; i < TAKEN; ++i)
-        z_next[i] = t_next[i] = none;
-    load(begin + (int)threadIdx.x);
-    for (int stretch = begin; stretch < end; stretch += TAKEN * TILE_THREADS) {
-        uint4 z_bits[TAKEN], t_bits[TAKEN];
-        float dz[TAKEN][N];
-#pragma unroll
-        for (int i = 0; i < TAKEN; ++i)
-            z_bits[i] = z_next[i], t_bits[i] = t_next[i];
-        load(stretch + (int)threadIdx.x + TAKEN * TILE_THREADS);
-#pragma unroll
-        for (int i = 0; i < TAKEN; ++i) {
-            const int vector = stretch + (int)threadIdx.x + i * TILE_THREADS, from = row.column_of(vector);
-            float z[N], t[N];
-            if (vector >= end || c.zero) {
-#pragma unroll
-                for (int e = 0; e < N; ++e)
-                    dz[i][e] = 0;
-                continue;
-            }
-            if (vector >= row.first_whole && vector < row.end_whole) {
-                row.logits(g.tile, vector, z_bits[i], t_bits[i], z, t);
-            } else {
-#pragma unroll
-                for (int e = 0; e < N; ++e) {
-                    const bool inside = from + e >= 0 && from + e < row.columns;
-                    z[e] = inside ? row.z(g.tile, from + e) : 0;
-                    t[e] = inside && row_type::HAS_T ? row.t(g.tile, from + e) : 0;
-                }
-            }
-            grad_vector<FORM, TRANSFORM, N>(g, c, s, z, t, from, label, dz[i]);
-        }
-        if (narrows) __syncthreads();
-#pragma unroll
-        for (int i = 0; i < TAKEN; ++i) {
-            const int vector = stretch + (int)threadIdx.x + i * TILE_THREADS, from = row.column_of(vector);
-            if (vector >= end) continue;
-            if (out_aligned && from >= 0 && from + N <= row.columns)
-                write_vector<N>(out, from, g.out_dtype, dz[i]);
-            else
-                write_columns<N>(out, from, row.columns, g.out_dtype, dz[i]);
-        }
+        row.alpha *= (double)plain.z_factor;
+        both.overlap[index] = row;
     }
+    cluster.sync(); /* a block's memory lasts until it was read */
 }
 
 /* ----------------------------------------------------------------------------------------------------- dispatch ---- */
 
 typedef void (*grad_kernel)(const oh_tile_grad, const int, const int);
+typedef void (*both_kernel)(const oh_tile_grad_overlap, const int, const int);
 
 #define KERNELS(format)                                                                                                \
     {                                                                                                                  \
@@ -201,6 +90,16 @@ typedef void (*grad_kernel)(const oh_tile_grad, const int, const int);
 
 static const grad_kernel kernels[4][2][FORMS] = {KERNELS(OH_TILE_F32), KERNELS(OH_TILE_BF16), KERNELS(OH_TILE_F16),
                                                  KERNELS(OH_TILE_DIFF)};
+
+/* With the target always there: without logarithms and comparisons in the gradient, and with them. */
+#define BOTH_KERNELS(format)                                                                                           \
+    {                                                                                                                  \
+        {tile_grad_overlap_kernel<format, FORM_TARGET, false>, tile_grad_overlap_kernel<format, FORM_ALL, false>},     \
+            {tile_grad_overlap_kernel<format, FORM_TARGET, true>, tile_grad_overlap_kernel<format, FORM_ALL, true>},   \
+    }
+
+static const both_kernel both_kernels[4][2][2] = {BOTH_KERNELS(OH_TILE_F32), BOTH_KERNELS(OH_TILE_BF16),
+                                                  BOTH_KERNELS(OH_TILE_F16), BOTH_KERNELS(OH_TILE_DIFF)};
 
 static int form_of(uint32_t form) {
     if (form & (OH_FORM_LOG_Q | OH_FORM_LOG_M | OH_FORM_LE)) return FORM_ALL;
@@ -230,18 +129,54 @@ static int grad_valid(const oh_tile_grad *g) {
     return size <= tile_bytes(g) && (tile->rows == 1 || g->out_ld * size == tile->draft_ld * tile_bytes(g));
 }
 
+static int narrows_in_place(const oh_tile_grad *g) {
+    return in_place(g) && element_bytes(g->out_dtype) < tile_bytes(g);
+}
+
+static int shares_of(const oh_tile_grad *g) {
+    if (narrows_in_place(g) || g->tile.columns < SHARES * 4 * TILE_THREADS) return 1;
+    return g->tile.rows > INT32_MAX / SHARES ? 1 : SHARES;
+}
+
 oh_status cuda_tile_grad(oh_queue *queue, const oh_tile_grad *grad) {
     if (queue_ready(queue) != OH_OK) return queue_ready(queue);
     if (!grad_valid(grad)) return queue_refuse(queue, "tile_grad");
     if (grad->tile.rows == 0 || grad->tile.columns == 0) return OH_OK;
-    const int narrows = in_place(grad) && element_bytes(grad->out_dtype) < tile_bytes(grad);
-    int shares = narrows || grad->tile.columns < SHARES * 4 * TILE_THREADS ? 1 : SHARES;
-    if (grad->tile.rows > INT32_MAX / SHARES) shares = 1;
+    const int shares = shares_of(grad);
     const device_guard guard(queue->device);
     kernels[grad->tile.format][has_transform(&grad->tile.draft_transform) || tile_view_transforms(&grad->tile)]
            [form_of(grad->form)]<<<(unsigned)grad->tile.rows *(unsigned)shares, TILE_THREADS, 0, queue->stream>>>(
-               *grad, shares, narrows);
+               *grad, shares, narrows_in_place(grad));
     return queue_launched(queue, "tile_grad");
+}
+
+static int both_valid(const oh_tile_grad_overlap *b) {
+    if (!grad_valid(&b->grad) || !(b->want & OH_WANT_OVERLAP) || b->want & ~(OH_WANT_OVERLAP | OH_WANT_RANK)) return 0;
+    if (b->grad.tile.rows == 0) return 1;
+    return b->stats && b->overlap && (b->grad.tile.columns == 0 || b->grad.tile.target);
+}
+
+oh_status cuda_tile_grad_overlap(oh_queue *queue, const oh_tile_grad_overlap *both) {
+    if (queue_ready(queue) != OH_OK) return queue_ready(queue);
+    if (!both_valid(both)) return queue_refuse(queue, "tile_grad_overlap");
+    const oh_tile_view *tile = &both->grad.tile;
+    if (tile->rows == 0) return OH_OK;
+    if (tile->columns == 0) return cuda_fill(queue, both->overlap, 0, (uint64_t)tile->rows * sizeof *both->overlap);
+    const int shares = shares_of(&both->grad), form = form_of(both->grad.form);
+    const int logs = form == FORM_DRAFT_LOGS || form == FORM_ALL;
+    const device_guard guard(queue->device);
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {(unsigned)shares, 1, 1};
+    cudaLaunchConfig_t launch = {};
+    launch.gridDim = (unsigned)tile->rows * (unsigned)shares;
+    launch.blockDim = TILE_THREADS;
+    launch.stream = queue->stream;
+    launch.attrs = &cluster;
+    launch.numAttrs = 1;
+    const cudaError_t error = cudaLaunchKernelEx(&launch, both_kernels[tile->format][tile_view_transforms(tile)][logs],
+                                                 *both, shares, narrows_in_place(&both->grad));
+    return device_check(queue->device, error, "tile_grad_overlap");
 }
 
 cudaError_t tile_grad_load(void) {
@@ -249,6 +184,12 @@ cudaError_t tile_grad_load(void) {
     for (const auto &of_format : kernels)
         for (const auto &of_transform : of_format)
             for (grad_kernel kernel : of_transform) {
+                const cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)kernel);
+                if (error != cudaSuccess) return error;
+            }
+    for (const auto &of_format : both_kernels)
+        for (const auto &of_transform : of_format)
+            for (both_kernel kernel : of_transform) {
                 const cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)kernel);
                 if (error != cudaSuccess) return error;
             }

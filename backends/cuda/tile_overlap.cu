@@ -5,7 +5,7 @@
 #include <onehead/rowmath.h>
 
 #include "device.h"
-#include "softmax.cuh"
+#include "overlap_sums.cuh"
 
 struct thread_overlap {
     float alpha, tv, p_le;
@@ -14,18 +14,6 @@ struct thread_overlap {
 };
 
 enum { SUM_ALPHA, SUM_TV, SUM_P_LE, SUM_OF_P, SUM_OF_Q, SUM_COUNT };
-
-/* A vector's share. */
-struct vector_overlap {
-    float alpha, tv, p_le, of_p, of_q;
-};
-
-static __device__ __forceinline__ void add_shared(vector_overlap *v, float p, float q) {
-    const float least = fminf(p, q);
-    v->alpha += least;
-    v->tv += q - least;
-    if (p <= q) v->p_le += p;
-}
 
 /* With r = log q - log p and g = log m less the larger logarithm: the larger's log less log m is -g, the smaller's
  * -|r| - g. Where one of the two is 0, m is half of the other. */
@@ -47,25 +35,6 @@ static __device__ __forceinline__ void add_element(vector_overlap *v, const row_
     const float p = softmax_p(s, z), q = softmax_q(s, t);
     add_shared(v, p, q);
     if (MIXES) add_mixture(v, s, z, t, p, q);
-}
-
-/* Logits that stand before the label's: larger, or as large in a lower column. */
-template <int N> static __device__ __forceinline__ int count_ahead(const float *z, int from, float z_label, int label) {
-    int ahead = 0;
-    if (from + N <= label) {
-#pragma unroll
-        for (int e = 0; e < N; ++e)
-            ahead += z[e] >= z_label;
-        return ahead;
-    }
-#pragma unroll
-    for (int e = 0; e < N; ++e)
-        ahead += z[e] > z_label;
-    if (from < label)
-#pragma unroll
-        for (int e = 0; e < N; ++e)
-            ahead += z[e] == z_label && from + e < label;
-    return ahead;
 }
 
 template <bool MIXES> static __device__ __forceinline__ void add_vector(thread_overlap *own, const vector_overlap &v) {

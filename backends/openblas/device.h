@@ -66,6 +66,7 @@ oh_status ob_matrix_norm(oh_queue *queue, const oh_matrix_norm *norm);
 oh_status ob_tile_stats(oh_queue *queue, const oh_tile_stats *stats);
 oh_status ob_tile_overlap(oh_queue *queue, const oh_tile_overlap *overlap);
 oh_status ob_tile_grad(oh_queue *queue, const oh_tile_grad *grad);
+oh_status ob_tile_grad_overlap(oh_queue *queue, const oh_tile_grad_overlap *both);
 oh_status ob_row_finish(oh_queue *queue, const struct oh_row_finish *finish);
 oh_status ob_step_finish(oh_queue *queue, const struct oh_step_finish *finish);
 oh_status ob_row_labels(oh_queue *queue, const oh_row_labels *labels);

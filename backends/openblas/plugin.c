@@ -56,6 +56,7 @@ static const oh_backend backend = {
     .row_finish = ob_row_finish,
     .step_finish = ob_step_finish,
     .row_labels = ob_row_labels,
+    .tile_grad_overlap = ob_tile_grad_overlap,
 };
 
 __attribute__((visibility("default"))) const oh_backend *oh_backend_v1(void);

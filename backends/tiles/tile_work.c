@@ -21,7 +21,22 @@ oh_status tile_refuse(oh_error *why, oh_status status, const char *format, ...) 
 
 /* -------------------------------------------------------------------------------------------------------- rows ---- */
 
-typedef enum operation { STATS, OVERLAP, GRAD } operation;
+typedef enum operation { STATS, OVERLAP, GRAD, GRAD_OVERLAP } operation;
+
+static oh_tile_overlap overlap_of(const oh_tile_grad_overlap *both) {
+    return (oh_tile_overlap){
+        .tile = both->grad.tile, .stats = both->stats, .overlap = both->overlap, .want = both->want, .restart = 1};
+}
+
+/* A row is still in a core's cache when it is read again. */
+static void grad_overlap_rows(const tile_kernels *kernels, const oh_tile_grad_overlap *both, int64_t first,
+                              int64_t end) {
+    const oh_tile_overlap overlap = overlap_of(both);
+    for (int64_t row = first; row < end; ++row) {
+        kernels->overlap(&overlap, row, row + 1);
+        kernels->grad(&both->grad, row, row + 1);
+    }
+}
 
 /* Products of tiny probabilities are subnormal, each a hundred cycles: they are flushed while a kernel runs. */
 static void run_rows(const tile_work *work, int64_t part, operation what) {
@@ -34,6 +49,7 @@ static void run_rows(const tile_work *work, int64_t part, operation what) {
     if (what == STATS) work->kernels->stats(work->request, first, end);
     if (what == OVERLAP) work->kernels->overlap(work->request, first, end);
     if (what == GRAD) work->kernels->grad(work->request, first, end);
+    if (what == GRAD_OVERLAP) grad_overlap_rows(work->kernels, work->request, first, end);
 #if defined(__x86_64__)
     _mm_setcsr(saved);
 #endif
@@ -49,6 +65,10 @@ static void run_overlap(const tile_work *work, int64_t part) {
 
 static void run_grad(const tile_work *work, int64_t part) {
     run_rows(work, part, GRAD);
+}
+
+static void run_grad_overlap(const tile_work *work, int64_t part) {
+    run_rows(work, part, GRAD_OVERLAP);
 }
 
 /* A part is a row, or as many as make a few microseconds. */
@@ -141,4 +161,17 @@ oh_status tile_grad_work(const tile_kernels *kernels, const oh_tile_grad *grad, 
                            "no wider than its %lld bytes",
                            (long long)grad->out_ld * size, (long long)v->draft_ld * tile_size, (long long)tile_size);
     return rows_work(work, run_grad, kernels, grad, v);
+}
+
+oh_status tile_grad_overlap_work(const tile_kernels *kernels, const oh_tile_grad_overlap *both, tile_work *work,
+                                 oh_error *why) {
+    const oh_tile_overlap overlap = overlap_of(both);
+    if (!(both->want & OH_WANT_OVERLAP) || both->want & ~(OH_WANT_OVERLAP | OH_WANT_RANK))
+        return tile_refuse(why, OH_INVALID_ARGUMENT,
+                           "tile_grad_overlap with want = %#x, expected OH_WANT_OVERLAP and no more than OH_WANT_RANK",
+                           both->want);
+    oh_status status = tile_overlap_work(kernels, &overlap, work, why);
+    if (status == OH_OK) status = tile_grad_work(kernels, &both->grad, work, why);
+    if (status != OH_OK || work->parts == 0) return status;
+    return rows_work(work, run_grad_overlap, kernels, both, &both->grad.tile);
 }

@@ -22,6 +22,8 @@ oh_status tile_stats_work(const tile_kernels *kernels, const oh_tile_stats *stat
 oh_status tile_overlap_work(const tile_kernels *kernels, const oh_tile_overlap *overlap, tile_work *work,
                             oh_error *why);
 oh_status tile_grad_work(const tile_kernels *kernels, const oh_tile_grad *grad, tile_work *work, oh_error *why);
+oh_status tile_grad_overlap_work(const tile_kernels *kernels, const oh_tile_grad_overlap *both, tile_work *work,
+                                 oh_error *why);
 oh_status tile_copy_work(const tile_kernels *kernels, const oh_copy_rows *copy, tile_work *work, oh_error *why);
 
 /* A matrix's norm: always as many bands, whose sums are added in order, so that bits don't depend on threads. */

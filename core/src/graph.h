@@ -27,6 +27,7 @@ typedef struct oh_graph_spec {
     int32_t subset; /* the draft's vocabulary is a part of the target's, which is read whole for its argmax and alpha */
     int32_t diff;   /* draft tiles hold differences to the target's logits: who reads one reads both */
     int32_t panels; /* no whole tile exists: a second read is a stage of its own */
+    int32_t overlap_in_grad; /* the gradient's pass can make the second read that metrics ask for */
 } oh_graph_spec;
 
 typedef struct oh_graph {

@@ -16,6 +16,7 @@ oh_status oh_op_matrix_norm(oh_context *c, oh_queue *queue, const oh_matrix_norm
 oh_status oh_op_tile_stats(oh_context *c, oh_queue *queue, const oh_tile_stats *stats, oh_error *error);
 oh_status oh_op_tile_overlap(oh_context *c, oh_queue *queue, const oh_tile_overlap *overlap, oh_error *error);
 oh_status oh_op_tile_grad(oh_context *c, oh_queue *queue, const oh_tile_grad *grad, oh_error *error);
+oh_status oh_op_tile_grad_overlap(oh_context *c, oh_queue *queue, const oh_tile_grad_overlap *both, oh_error *error);
 oh_status oh_op_row_finish(oh_context *c, oh_queue *queue, const oh_row_finish *finish, oh_error *error);
 oh_status oh_op_step_finish(oh_context *c, oh_queue *queue, const oh_step_finish *finish, oh_error *error);
 oh_status oh_op_row_labels(oh_context *c, oh_queue *queue, const oh_row_labels *labels, oh_error *error);

@@ -13,13 +13,15 @@
 
 static void build_graph(oh_plan *plan, int32_t policy, int32_t panels) {
     const oh_request *r = &plan->request;
+    const oh_backend *backend = plan->context ? plan->context->backend : NULL; /* a description has none */
     const oh_graph_spec spec = {.objective = r->objective,
                                 .produce = r->produce,
                                 .policy = policy,
                                 .has_target = r->target_rows > 0,
                                 .subset = r->target_vocab != 0,
                                 .diff = plan->formats.tile == OH_TILE_DIFF,
-                                .panels = panels};
+                                .panels = panels,
+                                .overlap_in_grad = backend && OH_BACKEND_HAS(backend, tile_grad_overlap)};
     oh_graph_build(&plan->before, &spec);
     oh_graph_merge(&plan->before, &plan->after);
     oh_schedule_build(&plan->schedule, &plan->after, &spec);

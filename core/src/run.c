@@ -164,7 +164,7 @@ static oh_status read_tiles(oh_step *step, const oh_chunk *chunk, const oh_stage
         const oh_status found = oh_step_find_overflow(step, chunk, view);
         if (found != OH_OK) return found;
     }
-    if (!stage->second_read) return OH_OK;
+    if (!stage->second_read || stage->overlap_in_grad) return OH_OK;
     const oh_tile_overlap overlap = {.tile = *view,
                                      .stats = oh_step_buffer(step, OH_BUFFER_STATS),
                                      .overlap = oh_step_buffer(step, OH_BUFFER_OVERLAP),
@@ -184,8 +184,11 @@ static oh_status read_tiles(oh_step *step, const oh_chunk *chunk, const oh_stage
     return oh_traced_tile_overlap(step, &full);
 }
 
-static oh_status finish_rows(oh_step *step, const oh_chunk *chunk, const oh_stage *stage) {
+/* Those of the stage's parts that are given. */
+static oh_status finish_rows(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, uint32_t parts) {
     const oh_plan *plan = step->plan;
+    /* Before the gradient's pass there is no overlap yet. */
+    const int overlapped = !stage->overlap_in_grad || parts & OH_FINISH_METRICS;
     const oh_outputs *out = step->out;
     const int64_t at = chunk->first_row, k = plan->layout.bytes[OH_BUFFER_TOP_K_ID] / 4 / plan->layout.tile_rows;
     const oh_row_finish finish = {
@@ -196,15 +199,15 @@ static oh_status finish_rows(oh_step *step, const oh_chunk *chunk, const oh_stag
         .compact = oh_step_selection(step, OH_SELECT_COMPACT, chunk->first_row),
         .mask = oh_step_selection(step, OH_SELECT_MASK, chunk->first_row),
         .stats = oh_step_buffer(step, OH_BUFFER_STATS),
-        .overlap = oh_step_buffer(step, OH_BUFFER_OVERLAP),
+        .overlap = overlapped ? oh_step_buffer(step, OH_BUFFER_OVERLAP) : NULL,
         .full = stage->finish_has_full ? oh_step_buffer(step, OH_BUFFER_FULL_STATS) : NULL,
         .full_overlap = stage->full_overlap ? oh_step_buffer(step, OH_BUFFER_FULL_OVERLAP) : NULL,
         .target_row = target_index(step, chunk),
         .topk_id = oh_step_buffer(step, OH_BUFFER_TOP_K_ID),
         .topk_logit = oh_step_buffer(step, OH_BUFFER_TOP_K_LOGIT),
         .scale = step->scale,
-        .parts = stage->parts,
-        .want = stage->finish_want,
+        .parts = parts,
+        .want = overlapped ? stage->finish_want : stage->finish_want & ~stage->overlap_want,
         .top_k_mask = stage->top_k_mask,
         .top_k = stage->top_k,
         .has_target = stage->finish_has_target,
@@ -223,13 +226,13 @@ static oh_status finish_rows(oh_step *step, const oh_chunk *chunk, const oh_stag
         .topk_id_out = out->topk_id ? out->topk_id + at * k : NULL,
         .topk_logprob_out = out->topk_logprob ? out->topk_logprob + at * k : NULL,
     };
-    oh_status status = stage->parts & OH_FINISH_COEF ? oh_step_clear_places(step, chunk) : OH_OK;
+    oh_status status = parts & OH_FINISH_COEF ? oh_step_clear_places(step, chunk) : OH_OK;
     if (status == OH_OK) status = oh_traced_row_finish(step, &finish);
-    if (status == OH_OK && stage->parts & OH_FINISH_COEF) status = oh_step_divide_places(step, chunk);
+    if (status == OH_OK && parts & OH_FINISH_COEF) status = oh_step_divide_places(step, chunk);
     return status;
 }
 
-static oh_status grad_tile(oh_step *step, const oh_tile_view *view) {
+static oh_status grad_tile(oh_step *step, const oh_stage *stage, const oh_tile_view *view) {
     oh_plan *plan = step->plan;
     const int64_t element = oh_dtype_size(plan->formats.grad_dtype);
     const oh_tile_grad grad = {.tile = *view,
@@ -239,7 +242,12 @@ static oh_status grad_tile(oh_step *step, const oh_tile_view *view) {
                                .out_dtype = plan->formats.grad_dtype,
                                .form = oh_objective_form(&plan->request.objective)};
     plan->counts.tile_reads += 1;
-    return oh_traced_tile_grad(step, &grad);
+    if (!stage->overlap_in_grad) return oh_traced_tile_grad(step, &grad);
+    const oh_tile_grad_overlap both = {.grad = grad,
+                                       .stats = oh_step_buffer(step, OH_BUFFER_STATS),
+                                       .overlap = oh_step_buffer(step, OH_BUFFER_OVERLAP),
+                                       .want = stage->overlap_want};
+    return oh_traced_tile_grad_overlap(step, &both);
 }
 
 static oh_status observe(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, const oh_tile_view *view) {
@@ -259,9 +267,11 @@ static oh_status run_panel(oh_step *step, const oh_chunk *chunk, const oh_stage 
     const oh_tile_view view = tile_view(step, chunk, stage, first, count);
     status = observe(step, chunk, stage, &view);
     if (status == OH_OK) status = read_tiles(step, chunk, stage, &view);
-    if (status == OH_OK && stage->parts && last) status = finish_rows(step, chunk, stage);
+    const uint32_t later = stage->overlap_in_grad ? OH_FINISH_METRICS : 0;
+    if (status == OH_OK && stage->parts && last) status = finish_rows(step, chunk, stage, stage->parts & ~later);
     if (status != OH_OK || !stage->tile_grad) return status;
-    status = grad_tile(step, &view);
+    status = grad_tile(step, stage, &view);
+    if (status == OH_OK && later) status = finish_rows(step, chunk, stage, later);
     if (status == OH_OK && stage->head_grad && first == 0) status = oh_step_scale_rows(step, chunk);
     if (status == OH_OK && stage->bias_grad && first == 0) status = oh_step_scale_bias(step, chunk);
     return status == OH_OK ? oh_step_grad_products(step, chunk, stage, first, count) : status;
@@ -307,7 +317,7 @@ static oh_status run_stage(oh_step *step, const oh_chunk *chunk, const oh_stage 
     oh_plan *plan = step->plan;
     step->stage_index = stage->stage;
     /* Nothing to compute, but the chunk's outputs still have to say so. */
-    if (chunk->compact_rows == 0) return stage->parts ? finish_rows(step, chunk, stage) : OH_OK;
+    if (chunk->compact_rows == 0) return stage->parts ? finish_rows(step, chunk, stage, stage->parts) : OH_OK;
     if (stage->project_full) return run_full_target(step, chunk, stage);
     for (int64_t first = 0; first < plan->request.vocab_valid; first += plan->layout.choice.panel) {
         const int64_t left = plan->request.vocab_valid - first;

@@ -105,6 +105,13 @@ static void add_node(oh_stage *s, const oh_graph *graph, const oh_node *node, co
     }
 }
 
+/* A second read that the loss doesn't need can wait for the gradient's pass over the same whole tiles. */
+static int overlap_in_grad(const oh_stage *s, const oh_graph_spec *spec) {
+    const uint32_t of_loss = oh_objective_want(&spec->objective) & (OH_WANT_OVERLAP | OH_WANT_JSD);
+    return spec->overlap_in_grad && !spec->panels && s->tile_grad && s->overlap_want & OH_WANT_OVERLAP && !of_loss &&
+           !s->full_overlap;
+}
+
 void oh_schedule_build(oh_schedule *schedule, const oh_graph *merged, const oh_graph_spec *spec) {
     int finished = 0;
     memset(schedule, 0, sizeof *schedule);
@@ -118,6 +125,7 @@ void oh_schedule_build(oh_schedule *schedule, const oh_graph *merged, const oh_g
         }
         if (nodes == 0) continue;
         s.second_read |= s.overlap_want != 0;
+        s.overlap_in_grad = overlap_in_grad(&s, spec);
         /* A stage that doesn't see the target learns y, and which rows were not finite, from one that did. */
         s.label_is_known =
             s.first_read && !s.project_full &&

@@ -21,6 +21,7 @@ typedef struct oh_stage {
     int32_t full_overlap; /* the second read also compares with the target's full distribution */
     uint32_t top_k_mask;
     int32_t tile_grad, grad, head_grad, bias_grad;
+    int32_t overlap_in_grad; /* the gradient's pass makes the second read, and METRICS complete after it */
 } oh_stage;
 
 #define OH_STAGES_MAX (3 * OH_GRAPH_CONSUMERS_MAX)

@@ -122,8 +122,11 @@ oh_status oh_traced_tile_overlap(oh_step *step, const oh_tile_overlap *overlap) 
            oh_op_tile_overlap(step->plan->context, step->queue, overlap, step->error));
 }
 
-static oh_span grad_span(const oh_step *step, const oh_tile_grad *grad) {
-    const int target = (grad->form & (OH_FORM_Q | OH_FORM_LOG_Q | OH_FORM_LOG_M | OH_FORM_LE)) != 0;
+static int reads_target(const oh_tile_grad *grad) {
+    return (grad->form & (OH_FORM_Q | OH_FORM_LOG_Q | OH_FORM_LOG_M | OH_FORM_LE)) != 0;
+}
+
+static oh_span grad_span(const oh_step *step, const oh_tile_grad *grad, int target) {
     oh_span span = tile_span(step, OH_SPAN_TILE_GRAD, &grad->tile, target);
     span.bytes += area(grad->tile.rows, grad->tile.columns, oh_dtype_size(grad->out_dtype));
     return span;
@@ -131,7 +134,14 @@ static oh_span grad_span(const oh_step *step, const oh_tile_grad *grad) {
 
 oh_status oh_traced_tile_grad(oh_step *step, const oh_tile_grad *grad) {
     if (step->products_only) return OH_OK;
-    TRACED(step, grad_span(step, grad), oh_op_tile_grad(step->plan->context, step->queue, grad, step->error));
+    TRACED(step, grad_span(step, grad, reads_target(grad)),
+           oh_op_tile_grad(step->plan->context, step->queue, grad, step->error));
+}
+
+oh_status oh_traced_tile_grad_overlap(oh_step *step, const oh_tile_grad_overlap *both) {
+    if (step->products_only) return OH_OK;
+    TRACED(step, grad_span(step, &both->grad, 1),
+           oh_op_tile_grad_overlap(step->plan->context, step->queue, both, step->error));
 }
 
 oh_status oh_traced_row_finish(oh_step *step, const oh_row_finish *finish) {

@@ -4,18 +4,15 @@
 #include <string.h>
 
 #include "normalisers.h"
+#include "passes.h"
 #include "reference.h"
 #include "verdict.h"
 
 enum { FORM_ALL = OH_FORM_LOG_P | OH_FORM_LOG_Q | OH_FORM_LOG_M | OH_FORM_LE | OH_FORM_Q };
 
-typedef struct grad_case {
-    tile t;
-    oh_tile_grad g;
-    oh_row_coef *coef;
-    kit_buffer *out;
-    bool in_place;
-} grad_case;
+bool grad_case_is_exact(const tile_spec *spec, uint32_t form) {
+    return spec->fill == TILE_FLAT && !spec->transform && !(form & OH_FORM_LOG_M);
+}
 
 static float coefficient(uint64_t key, int64_t i, bool used, bool exact) {
     if (!used) return 0;
@@ -47,8 +44,9 @@ static void draw_coef(uint64_t key, const tile *t, const oh_row_stats *s, int64_
     c->t_inv = exact ? 0.0625f : (float)(1 / s->t_sum), c->t_log = exact ? 2 : (float)log(s->t_sum);
 }
 
-static void open_grad(kit *k, grad_case *c, int32_t out_dtype, uint32_t form, bool exact) {
+void grad_case_open(kit *k, grad_case *c, int32_t out_dtype, uint32_t form) {
     const tile_spec *s = &c->t.spec;
+    const bool exact = grad_case_is_exact(s, form);
     const uint64_t key = kit_stream(k, "coef");
     oh_row_stats *stats = normalisers_of(k, &c->t);
     c->coef = kit_host(k, s->rows, sizeof *c->coef);
@@ -69,8 +67,9 @@ static void open_grad(kit *k, grad_case *c, int32_t out_dtype, uint32_t form, bo
     c->g.out = kit_at(c->out);
 }
 
-static void judge(kit *k, const grad_case *c, bool exact) {
+void grad_case_judge(kit *k, const grad_case *c) {
     const tile_spec *s = &c->t.spec;
+    const bool exact = grad_case_is_exact(s, c->g.form);
     double *want = kit_doubles(k, s->rows * s->columns), *bound = kit_doubles(k, s->rows * s->columns);
     double *spread = kit_doubles(k, s->rows * s->columns);
     if (!kit_going(k)) return;
@@ -102,10 +101,9 @@ static void check_grad(kit *k, const tile_spec *spec, int32_t out_dtype, uint32_
     if (!kit_begin(k, CONFORM_TILE_GRAD, "tile_grad/%s-%s-form%02x%s", name, float_name(out_dtype), form,
                    in_place ? "-inplace" : ""))
         return;
-    const bool exact = s.fill == TILE_FLAT && !s.transform && !(form & OH_FORM_LOG_M);
     grad_case c = {.in_place = in_place};
-    if (kit_tile_open(k, &c.t, &s)) open_grad(k, &c, out_dtype, form, exact);
-    if (kit_run(k, kit_run_tile_grad, &c.g)) judge(k, &c, exact);
+    if (kit_tile_open(k, &c.t, &s)) grad_case_open(k, &c, out_dtype, form);
+    if (kit_run(k, kit_run_tile_grad, &c.g)) grad_case_judge(k, &c);
     kit_end(k);
 }
 
@@ -152,7 +150,7 @@ static void check_refusals(kit *k, int32_t format) {
     if (!kit_begin(k, CONFORM_TILE_GRAD, "tile_grad/refused")) return;
     const tile_spec spec = {4, 33, 3, 0, 4, 0, TILE_FAR, format, 0, false, true};
     grad_case c = {.in_place = false};
-    if (kit_tile_open(k, &c.t, &spec)) open_grad(k, &c, OH_F32, FORM_ALL, false);
+    if (kit_tile_open(k, &c.t, &spec)) grad_case_open(k, &c, OH_F32, FORM_ALL);
     const oh_tile_grad good = c.g;
     oh_tile_grad bad;
 #define REFUSED(what, edit)                                                                                            \
@@ -182,7 +180,7 @@ static void check_refusals(kit *k, int32_t format) {
 /* --------------------------------------------------------------------------------------------------- sample ---- */
 
 static void judge_sample(kit *k, const void *state) {
-    judge(k, state, false);
+    grad_case_judge(k, state);
 }
 
 void sample_tile_grad(kit *k, const kit_sample_size *size, kit_sample *sample) {
@@ -193,7 +191,7 @@ void sample_tile_grad(kit *k, const kit_sample_size *size, kit_sample *sample) {
                             .format = kit_tile_format(k)};
     grad_case *c = kit_host(k, 1, sizeof *c);
     if (!c) return;
-    if (kit_tile_open(k, &c->t, &spec)) open_grad(k, c, kit_tile_dtype(spec.format), OH_FORM_Q, false);
+    if (kit_tile_open(k, &c->t, &spec)) grad_case_open(k, c, kit_tile_dtype(spec.format), OH_FORM_Q);
     const double count = (double)spec.rows * (double)spec.columns,
                  size_of = (double)float_size(kit_tile_dtype(spec.format));
     *sample = (kit_sample){kit_run_tile_grad, &c->g, judge_sample, c, 3 * size_of * count, 8 * count};

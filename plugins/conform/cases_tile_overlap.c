@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "normalisers.h"
+#include "passes.h"
 #include "reference.h"
 #include "verdict.h"
 
@@ -25,18 +26,27 @@ static oh_status run_panels(const kit_seat *seat, const void *arguments) {
     return status;
 }
 
-static void judge_rank(kit *k, int64_t row, int64_t got, const row_overlap *want) {
-    if (got >= want->rank_least && got <= want->rank_most) return;
-    kit_fail(k, "rank[%lld] = %lld, expected %lld to %lld", (long long)row, (long long)got, (long long)want->rank_least,
-             (long long)want->rank_most);
+static row_overlap expected(const tile *t, const oh_row_stats *stats, int64_t row) {
+    return normalisers_finite(t, &stats[row]) ? reference_overlap(t, row, &stats[row]) : (row_overlap){0};
+}
+
+void alpha_judge(kit *k, const tile *t, const oh_row_stats *stats, int64_t row, const oh_row_overlap *got) {
+    const row_overlap want = expected(t, stats, row);
+    verdict_number(k, "alpha", row, got->alpha, want.alpha.value, want.alpha.bound);
+}
+
+void rank_judge(kit *k, const tile *t, const oh_row_stats *stats, int64_t row, const oh_row_overlap *got) {
+    const row_overlap want = expected(t, stats, row);
+    if (got->rank >= want.rank_least && got->rank <= want.rank_most) return;
+    kit_fail(k, "rank[%lld] = %lld, expected %lld to %lld", (long long)row, (long long)got->rank,
+             (long long)want.rank_least, (long long)want.rank_most);
 }
 
 static void judge(kit *k, const overlap_case *c) {
     for (int64_t row = 0; row < c->t.spec.rows && kit_going(k); ++row) {
         oh_row_overlap got;
         memcpy(&got, (const unsigned char *)kit_result(c->overlap) + row * (int64_t)sizeof got, sizeof got);
-        const bool finite = normalisers_finite(&c->t, &c->stats[row]);
-        const row_overlap want = finite ? reference_overlap(&c->t, row, &c->stats[row]) : (row_overlap){0};
+        const row_overlap want = expected(&c->t, c->stats, row);
         if (c->want & OH_WANT_OVERLAP) {
             verdict_number(k, "alpha", row, got.alpha, want.alpha.value, want.alpha.bound);
             verdict_number(k, "tv", row, got.tv, want.tv.value, want.tv.bound);
@@ -46,7 +56,7 @@ static void judge(kit *k, const overlap_case *c) {
             verdict_number(k, "jsd", row, got.jsd, want.jsd.value, want.jsd.bound);
             verdict_number(k, "kl_pm", row, got.kl_pm, want.kl_pm.value, want.kl_pm.bound);
         }
-        if (c->want & OH_WANT_RANK) judge_rank(k, row, got.rank, &want);
+        if (c->want & OH_WANT_RANK) rank_judge(k, &c->t, c->stats, row, &got);
     }
 }
 

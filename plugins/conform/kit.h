@@ -166,6 +166,7 @@ void cases_matrix_norm(kit *k);
 void cases_tile_stats(kit *k);
 void cases_tile_overlap(kit *k);
 void cases_tile_grad(kit *k);
+void cases_tile_grad_overlap(kit *k);
 void cases_row_finish(kit *k);
 void cases_step_finish(kit *k);
 void cases_row_labels(kit *k);

@@ -22,6 +22,12 @@ RUN(row_finish)
 RUN(step_finish)
 RUN(row_labels)
 
+oh_status kit_run_tile_grad_overlap(const kit_seat *seat, const void *arguments) {
+    if (OH_BACKEND_HAS(seat->table, tile_grad_overlap)) return seat->table->tile_grad_overlap(seat->queue, arguments);
+    const oh_status waited = seat->table->queue_wait(seat->queue);
+    return waited == OH_OK ? oh_portable_tile_grad_overlap(arguments) : waited;
+}
+
 oh_status kit_run_row_select(const kit_seat *seat, const void *arguments) {
     if (OH_BACKEND_HAS(seat->table, row_select)) return seat->table->row_select(seat->queue, arguments);
     const oh_status waited = seat->table->queue_wait(seat->queue);

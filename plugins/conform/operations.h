@@ -20,6 +20,7 @@ oh_status kit_run_matrix_norm(const kit_seat *seat, const void *arguments);
 oh_status kit_run_tile_stats(const kit_seat *seat, const void *arguments);
 oh_status kit_run_tile_overlap(const kit_seat *seat, const void *arguments);
 oh_status kit_run_tile_grad(const kit_seat *seat, const void *arguments);
+oh_status kit_run_tile_grad_overlap(const kit_seat *seat, const void *arguments);
 oh_status kit_run_row_finish(const kit_seat *seat, const void *arguments);
 oh_status kit_run_step_finish(const kit_seat *seat, const void *arguments);
 oh_status kit_run_row_labels(const kit_seat *seat, const void *arguments);

@@ -10,9 +10,21 @@
 #include "crash.h"
 #include "kit.h"
 
-static const char *const op_names[CONFORM_OP_COUNT] = {
-    "device",     "queue",        "event",     "memory",     "gemm",        "copy_rows",  "matrix_norm",
-    "tile_stats", "tile_overlap", "tile_grad", "row_finish", "step_finish", "row_labels", "row_select"};
+static const char *const op_names[CONFORM_OP_COUNT] = {"device",
+                                                       "queue",
+                                                       "event",
+                                                       "memory",
+                                                       "gemm",
+                                                       "copy_rows",
+                                                       "matrix_norm",
+                                                       "tile_stats",
+                                                       "tile_overlap",
+                                                       "tile_grad",
+                                                       "tile_grad_overlap",
+                                                       "row_finish",
+                                                       "step_finish",
+                                                       "row_labels",
+                                                       "row_select"};
 
 static void name_operations(conform_report *r, const oh_backend *t) {
     for (int i = 0; i < CONFORM_OP_COUNT; ++i)
@@ -22,6 +34,7 @@ static void name_operations(conform_report *r, const oh_backend *t) {
     r->ops[CONFORM_TILE_STATS].is_portable = !t->tile_stats;
     r->ops[CONFORM_TILE_OVERLAP].is_portable = !t->tile_overlap;
     r->ops[CONFORM_TILE_GRAD].is_portable = !t->tile_grad;
+    r->ops[CONFORM_TILE_GRAD_OVERLAP].is_portable = !OH_BACKEND_HAS(t, tile_grad_overlap);
     r->ops[CONFORM_ROW_FINISH].is_portable = !t->row_finish;
     r->ops[CONFORM_STEP_FINISH].is_portable = !t->step_finish;
     r->ops[CONFORM_ROW_LABELS].is_portable = !t->row_labels;
@@ -42,6 +55,7 @@ static void run_cases(kit *k) {
     cases_tile_stats(k);
     cases_tile_overlap(k);
     cases_tile_grad(k);
+    cases_tile_grad_overlap(k);
     cases_row_finish(k);
     cases_step_finish(k);
     cases_row_labels(k);

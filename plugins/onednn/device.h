@@ -71,5 +71,6 @@ oh_status on_matrix_norm(oh_queue *queue, const oh_matrix_norm *norm);
 oh_status on_tile_stats(oh_queue *queue, const oh_tile_stats *stats);
 oh_status on_tile_overlap(oh_queue *queue, const oh_tile_overlap *overlap);
 oh_status on_tile_grad(oh_queue *queue, const oh_tile_grad *grad);
+oh_status on_tile_grad_overlap(oh_queue *queue, const oh_tile_grad_overlap *both);
 
 #endif

@@ -25,7 +25,7 @@
 #if defined(ONEHEAD_ONEDNN_TILES)
 #define TILES                                                                                                          \
     .copy_rows = on_copy_rows, .matrix_norm = on_matrix_norm, .tile_stats = on_tile_stats,                             \
-    .tile_overlap = on_tile_overlap, .tile_grad = on_tile_grad,
+    .tile_overlap = on_tile_overlap, .tile_grad = on_tile_grad, .tile_grad_overlap = on_tile_grad_overlap,
 #else
 #define TILES
 #endif

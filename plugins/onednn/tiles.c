@@ -45,6 +45,12 @@ oh_status on_tile_grad(oh_queue *queue, const oh_tile_grad *grad) {
     return run(queue, tile_grad_work(queue->device->kernels, grad, &work, &why), &work, &why);
 }
 
+oh_status on_tile_grad_overlap(oh_queue *queue, const oh_tile_grad_overlap *both) {
+    tile_work work;
+    oh_error why;
+    return run(queue, tile_grad_overlap_work(queue->device->kernels, both, &work, &why), &work, &why);
+}
+
 oh_status on_copy_rows(oh_queue *queue, const oh_copy_rows *copy) {
     tile_work work;
     oh_error why;

@@ -87,16 +87,16 @@ static json_t *report_json(const options *o, const conform_report *r) {
 /* -------------------------------------------------------------------------------------------------------- tables ---- */
 
 static void print_ops(const conform_report *r) {
-    printf("%-13s %-9s %6s %7s %8s  %s\n", "operation", "source", "cases", "failed", "skipped",
+    printf("%-17s %-9s %6s %7s %8s  %s\n", "operation", "source", "cases", "failed", "skipped",
            "largest error / bound");
     for (int i = 0; i < CONFORM_OP_COUNT; i++) {
         const conform_op_report *const op = &r->ops[i];
         if (op->cases + op->skipped == 0) continue;
-        printf("%-13s %-9s %6" PRId64 " %7" PRId64 " %8" PRId64, op->name, op->is_portable ? "portable" : "plugin",
+        printf("%-17s %-9s %6" PRId64 " %7" PRId64 " %8" PRId64, op->name, op->is_portable ? "portable" : "plugin",
                op->cases, op->failed, op->skipped);
         if (op->worst > 0) printf("  %.3f in %s", op->worst, op->worst_case);
         printf("\n");
-        if (op->skip_reason[0] != '\0') printf("%-13s skipped: %s\n", "", op->skip_reason);
+        if (op->skip_reason[0] != '\0') printf("%-17s skipped: %s\n", "", op->skip_reason);
     }
 }
 

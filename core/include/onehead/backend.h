@@ -47,7 +47,7 @@ extern "C" {
 
 /* The ABI's version, apart from the library's. */
 #define OH_BACKEND_MAJOR 1
-#define OH_BACKEND_MINOR 2
+#define OH_BACKEND_MINOR 3
 
 /* ------------------------------------------------------------------------------------------------- dtypes ---- */
 
@@ -284,6 +284,17 @@ typedef struct oh_tile_grad {
     uint32_t form;     /* OH_FORM_* */
 } oh_tile_grad;
 
+/* The gradient, and what metrics ask of a second read, in one read of the tile: alpha and rank as tile_overlap would find
+ * them; the overlap's other fields, which are parts of losses, may be anything. Of whole rows. Where the coefficients have
+ * maxima, they are those of the statistics. A row whose coefficients are zero may have any overlap. */
+typedef struct oh_tile_grad_overlap {
+    oh_tile_grad grad; /* of a tile with drafter and target */
+    const oh_row_stats *stats;
+    oh_row_overlap *overlap;
+    uint32_t want; /* OH_WANT_OVERLAP: alpha; and OH_WANT_RANK or not */
+    int32_t reserved;
+} oh_tile_grad_overlap;
+
 /* What the rows of a tile were made of, as the caller gave it: the raw logit of tile row i and column v is, with
  * m = map[i], the product of rows[m,:] - subtract[subtract_map[m],:] and weight[weight_map ? weight_map[v] : v,:]. */
 typedef struct oh_tile_source {
@@ -436,7 +447,13 @@ typedef struct oh_backend {
     /* Without them a backend that is not OH_CAP_HOST_MEMORY says nothing of f16 tiles that overflow (and `auto` takes
      * none), and masks, labels and target rows must be given on the host. */
     oh_status (*tile_overflow)(oh_queue *queue, const oh_tile_overflow *overflow);
-    oh_status (*row_select)(oh_queue *queue, const struct oh_row_select *select); /* rowmath.h */
+    oh_status (*row_select)(oh_queue *queue, const struct oh_row_select *select); /* rowselect.h */
+
+    /* ---- since minor version 3 ---- */
+
+    /* With it, metrics that compare p with q cost no read of their own where the gradient's pass can find them. NULL: it
+     * is tile_overlap, then tile_grad. */
+    oh_status (*tile_grad_overlap)(oh_queue *queue, const oh_tile_grad_overlap *both);
 } oh_backend;
 
 /* Whether a table reaches as far as an entry, and has it. */
@@ -469,6 +486,7 @@ OH_STATIC_ASSERT(sizeof(oh_tile_view) == 104, "oh_tile_view");
 OH_STATIC_ASSERT(sizeof(oh_tile_stats) == 152, "oh_tile_stats");
 OH_STATIC_ASSERT(sizeof(oh_tile_overlap) == 136, "oh_tile_overlap");
 OH_STATIC_ASSERT(sizeof(oh_tile_grad) == 136, "oh_tile_grad");
+OH_STATIC_ASSERT(sizeof(oh_tile_grad_overlap) == 160, "oh_tile_grad_overlap");
 OH_STATIC_ASSERT(sizeof(oh_tile_source) == 88, "oh_tile_source");
 OH_STATIC_ASSERT(sizeof(oh_tile_overflow) == 296, "oh_tile_overflow");
 OH_STATIC_ASSERT(offsetof(oh_backend, name) == 24, "oh_backend.name");
@@ -478,7 +496,8 @@ OH_STATIC_ASSERT(offsetof(oh_backend, step_finish) == 232, "oh_backend.step_fini
 OH_STATIC_ASSERT(offsetof(oh_backend, row_labels) == 240, "oh_backend.row_labels");
 OH_STATIC_ASSERT(offsetof(oh_backend, event_open) == 256, "oh_backend.event_open");
 OH_STATIC_ASSERT(offsetof(oh_backend, tile_overflow) == 288, "oh_backend.tile_overflow");
-OH_STATIC_ASSERT(sizeof(oh_backend) == 304, "oh_backend");
+OH_STATIC_ASSERT(offsetof(oh_backend, tile_grad_overlap) == 304, "oh_backend.tile_grad_overlap");
+OH_STATIC_ASSERT(sizeof(oh_backend) == 312, "oh_backend");
 
 #ifdef __cplusplus
 }

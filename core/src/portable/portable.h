@@ -20,6 +20,7 @@
 #define oh_portable_tile_stats oh_portable_f64_tile_stats
 #define oh_portable_tile_overlap oh_portable_f64_tile_overlap
 #define oh_portable_tile_grad oh_portable_f64_tile_grad
+#define oh_portable_tile_grad_overlap oh_portable_f64_tile_grad_overlap
 #endif
 
 /* The kinds of every OH_GEMM_*_* bit, all three operations, accumulated in f64. Needs no scratch. For tests: slow. */
@@ -34,6 +35,7 @@ oh_status oh_portable_matrix_norm(const oh_matrix_norm *norm);
 oh_status oh_portable_tile_stats(const oh_tile_stats *stats);
 oh_status oh_portable_tile_overlap(const oh_tile_overlap *overlap);
 oh_status oh_portable_tile_grad(const oh_tile_grad *grad);
+oh_status oh_portable_tile_grad_overlap(const oh_tile_grad_overlap *both);
 oh_status oh_portable_tile_overflow(const oh_tile_overflow *overflow);
 
 oh_status oh_portable_row_finish(const oh_row_finish *finish);

@@ -79,3 +79,12 @@ oh_status oh_portable_tile_grad(const oh_tile_grad *grad) {
     }
     return OH_OK;
 }
+
+oh_status oh_portable_tile_grad_overlap(const oh_tile_grad_overlap *both) {
+    const oh_tile_overlap overlap = {
+        .tile = both->grad.tile, .stats = both->stats, .overlap = both->overlap, .want = both->want, .restart = 1};
+    if (!(both->want & OH_WANT_OVERLAP) || both->want & ~(OH_WANT_OVERLAP | OH_WANT_RANK) || !grad_valid(&both->grad))
+        return OH_INVALID_ARGUMENT;
+    const oh_status status = oh_portable_tile_overlap(&overlap);
+    return status == OH_OK ? oh_portable_tile_grad(&both->grad) : status;
+}
