@@ -118,14 +118,7 @@ static void check_format(kit *k, int32_t format) {
     const int64_t tile_size = float_size(kit_tile_dtype(format));
     for (int fill = 0; fill < TILE_FILLS; ++fill)
         for (int s = 0; s < SHAPES; ++s) {
-            tile_spec spec = {.rows = shapes[s][0],
-                              .columns = shapes[s][1],
-                              .pad = shapes[s][2],
-                              .shift = shapes[s][3],
-                              .target_rows = shapes[s][0],
-                              .first_column = s % 3 == 2 ? 1000 : 0,
-                              .fill = (tile_fill)fill,
-                              .format = format};
+            tile_spec spec = kit_tile_shape(shapes[s], s, (tile_fill)fill, format);
             for (int d = 0; d < 3; ++d) {
                 check_grad(k, &spec, dtypes[d], FORM_ALL, false);
                 check_grad(k, &spec, dtypes[d], forms[(s + d + fill) % FORMS], false);

@@ -125,14 +125,7 @@ static void check_format(kit *k, int32_t format) {
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     for (int fill = 0; fill < TILE_FILLS; ++fill)
         for (int s = 0; s < SHAPES; ++s) {
-            tile_spec spec = {.rows = shapes[s][0],
-                              .columns = shapes[s][1],
-                              .pad = shapes[s][2],
-                              .shift = shapes[s][3],
-                              .target_rows = shapes[s][0],
-                              .first_column = s % 3 == 2 ? 1000 : 0,
-                              .fill = (tile_fill)fill,
-                              .format = format};
+            tile_spec spec = kit_tile_shape(shapes[s], s, (tile_fill)fill, format);
             check_overlap(k, &spec, 1, WANT_ALL);
             if (spec.columns < 7) continue;
             check_overlap(k, &spec, 3, WANT_ALL);

@@ -234,14 +234,7 @@ static void check_format(kit *k, int32_t format) {
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     for (int fill = 0; fill < TILE_FILLS; ++fill)
         for (int s = 0; s < SHAPES; ++s) {
-            tile_spec spec = {.rows = shapes[s][0],
-                              .columns = shapes[s][1],
-                              .pad = shapes[s][2],
-                              .shift = shapes[s][3],
-                              .target_rows = shapes[s][0],
-                              .first_column = s % 3 == 2 ? 1000 : 0,
-                              .fill = (tile_fill)fill,
-                              .format = format};
+            tile_spec spec = kit_tile_shape(shapes[s], s, (tile_fill)fill, format);
             check_stats(k, &spec, 1, s % 2 ? 8 : 0, false, WANT_ALL);
             check_stats(k, &spec, 1, 1, true, 0);
             if (spec.columns < 7) continue;

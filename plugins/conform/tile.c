@@ -22,6 +22,17 @@ int32_t kit_tile_dtype(int32_t format) {
     return format == OH_TILE_BF16 ? OH_BF16 : OH_F16;
 }
 
+tile_spec kit_tile_shape(const int64_t shape[4], int place, tile_fill fill, int32_t format) {
+    return (tile_spec){.rows = shape[0],
+                       .columns = shape[1],
+                       .pad = shape[2],
+                       .shift = shape[3],
+                       .target_rows = shape[0],
+                       .first_column = place % 3 == 2 ? 1000 : 0,
+                       .fill = fill,
+                       .format = format};
+}
+
 void kit_tile_name(const tile_spec *s, char name[80]) {
     snprintf(name, 80, "%s/%s/%lldx%lld%s%s%s%s%s%s%s", kit_tile_format_name(s->format), kit_tile_fill_name(s->fill),
              (long long)s->rows, (long long)s->columns, s->pad ? "-strided" : "", s->shift ? "-shifted" : "",

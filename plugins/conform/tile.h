@@ -47,6 +47,10 @@ const char *kit_tile_format_name(int32_t format);
 const char *kit_tile_fill_name(tile_fill fill);
 int32_t kit_tile_dtype(int32_t format);
 
+/* A tile of {rows, columns, pad, shift} with a target row for each row; every third shape of a list begins at a column of
+ * its own. */
+tile_spec kit_tile_shape(const int64_t shape[4], int place, tile_fill fill, int32_t format);
+
 /* False when the case has gone wrong. */
 bool kit_tile_open(kit *k, tile *t, const tile_spec *spec);
 
