@@ -137,6 +137,7 @@ static __device__ __forceinline__ void grad_share(const oh_tile_grad &g, int sha
     const int64_t index = blockIdx.x / (unsigned)shares;
     const row_type row(g.tile, index);
     const oh_row_coef c = g.coef[index];
+    if (c.zero == OH_ZERO_DONE) return;
     if (FORM == FORM_PLAIN || FORM == FORM_TARGET) s.z_factor *= c.c0, s.t_factor *= c.cq;
     const int out_bytes = element_bytes(g.out_dtype);
     unsigned char *out = (unsigned char *)g.out + index * g.out_ld * out_bytes;

@@ -50,3 +50,12 @@ OP(row_labels)
 OP(tile_overflow)
 OP(row_select)
 OP(tile_grad_overlap)
+
+int oh_op_takes_tile_stats_grad(const oh_context *c, const oh_tile_stats_grad *pass) {
+    return OH_BACKEND_HAS(c->backend, tile_stats_grad) && OH_BACKEND_HAS(c->backend, tile_stats_grad_takes) &&
+           c->backend->tile_stats_grad_takes(c->device, pass);
+}
+
+oh_status oh_op_tile_stats_grad(oh_context *c, oh_queue *queue, const oh_tile_stats_grad *pass, oh_error *error) {
+    return said(c, c->backend->tile_stats_grad(queue, pass), "tile_stats_grad", error);
+}

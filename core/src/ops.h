@@ -17,6 +17,9 @@ oh_status oh_op_tile_stats(oh_context *c, oh_queue *queue, const oh_tile_stats *
 oh_status oh_op_tile_overlap(oh_context *c, oh_queue *queue, const oh_tile_overlap *overlap, oh_error *error);
 oh_status oh_op_tile_grad(oh_context *c, oh_queue *queue, const oh_tile_grad *grad, oh_error *error);
 oh_status oh_op_tile_grad_overlap(oh_context *c, oh_queue *queue, const oh_tile_grad_overlap *both, oh_error *error);
+/* No portable one: three operations do the same. Whether the backend does it is asked first. */
+int oh_op_takes_tile_stats_grad(const oh_context *c, const oh_tile_stats_grad *pass);
+oh_status oh_op_tile_stats_grad(oh_context *c, oh_queue *queue, const oh_tile_stats_grad *pass, oh_error *error);
 oh_status oh_op_row_finish(oh_context *c, oh_queue *queue, const oh_row_finish *finish, oh_error *error);
 oh_status oh_op_step_finish(oh_context *c, oh_queue *queue, const oh_step_finish *finish, oh_error *error);
 oh_status oh_op_row_labels(oh_context *c, oh_queue *queue, const oh_row_labels *labels, oh_error *error);

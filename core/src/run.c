@@ -147,17 +147,22 @@ static const int32_t *known_label(const oh_step *step, const oh_chunk *chunk, co
     return NULL;
 }
 
+static oh_tile_stats first_read(const oh_step *step, const oh_chunk *chunk, const oh_stage *stage,
+                                const oh_tile_view *view) {
+    return (oh_tile_stats){.tile = *view,
+                           .stats = oh_step_buffer(step, OH_BUFFER_STATS),
+                           .label = known_label(step, chunk, stage),
+                           .topk_id = stage->top_k ? oh_step_buffer(step, OH_BUFFER_TOP_K_ID) : NULL,
+                           .topk_logit = stage->top_k ? oh_step_buffer(step, OH_BUFFER_TOP_K_LOGIT) : NULL,
+                           .top_k = stage->top_k,
+                           .want = stage->want,
+                           .restart = view->first_column == 0};
+}
+
 static oh_status read_tiles(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, const oh_tile_view *view) {
     oh_plan *plan = step->plan;
     if (stage->first_read) {
-        const oh_tile_stats stats = {.tile = *view,
-                                     .stats = oh_step_buffer(step, OH_BUFFER_STATS),
-                                     .label = known_label(step, chunk, stage),
-                                     .topk_id = stage->top_k ? oh_step_buffer(step, OH_BUFFER_TOP_K_ID) : NULL,
-                                     .topk_logit = stage->top_k ? oh_step_buffer(step, OH_BUFFER_TOP_K_LOGIT) : NULL,
-                                     .top_k = stage->top_k,
-                                     .want = stage->want,
-                                     .restart = view->first_column == 0};
+        const oh_tile_stats stats = first_read(step, chunk, stage, view);
         const oh_status status = oh_traced_tile_stats(step, &stats);
         if (status != OH_OK) return status;
         plan->counts.tile_reads += 1;
@@ -232,16 +237,43 @@ static oh_status finish_rows(oh_step *step, const oh_chunk *chunk, const oh_stag
     return status;
 }
 
-static oh_status grad_tile(oh_step *step, const oh_stage *stage, const oh_tile_view *view) {
-    oh_plan *plan = step->plan;
+static oh_tile_grad gradient(const oh_step *step, const oh_tile_view *view) {
+    const oh_plan *plan = step->plan;
     const int64_t element = oh_dtype_size(plan->formats.grad_dtype);
-    const oh_tile_grad grad = {.tile = *view,
-                               .coef = oh_step_buffer(step, OH_BUFFER_COEF),
-                               .out = view->draft,
-                               .out_ld = plan->layout.tile_ld * oh_dtype_size(plan->formats.tile_dtype) / element,
-                               .out_dtype = plan->formats.grad_dtype,
-                               .form = oh_objective_form(&plan->request.objective)};
-    plan->counts.tile_reads += 1;
+    return (oh_tile_grad){.tile = *view,
+                          .coef = oh_step_buffer(step, OH_BUFFER_COEF),
+                          .out = view->draft,
+                          .out_ld = plan->layout.tile_ld * oh_dtype_size(plan->formats.tile_dtype) / element,
+                          .out_dtype = plan->formats.grad_dtype,
+                          .form = oh_objective_form(&plan->request.objective)};
+}
+
+/* Whether the stage's first read can take the gradient with it. */
+static int takes_both(const oh_step *step, const oh_chunk *chunk, const oh_stage *stage, const oh_tile_view *view,
+                      oh_tile_stats_grad *pass) {
+    const oh_plan *plan = step->plan;
+    if (!stage->first_read || !stage->tile_grad || stage->second_read) return 0;
+    if (view->columns != plan->request.vocab_valid || plan->request.target_vocab) return 0;
+    if (oh_dtype_size(plan->formats.grad_dtype) != oh_dtype_size(plan->formats.tile_dtype)) return 0;
+    *pass = (oh_tile_stats_grad){.stats = first_read(step, chunk, stage, view),
+                                 .grad = gradient(step, view),
+                                 .objective = &plan->request.objective,
+                                 .has_target = stage->finish_has_target};
+    return oh_op_takes_tile_stats_grad(plan->context, pass);
+}
+
+/* The pass, after which row_finish and the gradient's own pass see to rows that it left. */
+static oh_status read_and_grad(oh_step *step, const oh_chunk *chunk, const oh_tile_stats_grad *pass) {
+    const oh_status status = oh_traced_tile_stats_grad(step, pass);
+    if (status != OH_OK) return status;
+    step->plan->counts.tile_reads += 1;
+    return oh_step_find_overflow(step, chunk, &pass->stats.tile);
+}
+
+static oh_status grad_tile(oh_step *step, const oh_stage *stage, const oh_tile_view *view, int is_rest) {
+    oh_plan *plan = step->plan;
+    const oh_tile_grad grad = gradient(step, view);
+    if (!is_rest) plan->counts.tile_reads += 1;
     if (!stage->overlap_in_grad) return oh_traced_tile_grad(step, &grad);
     const oh_tile_grad_overlap both = {.grad = grad,
                                        .stats = oh_step_buffer(step, OH_BUFFER_STATS),
@@ -266,11 +298,14 @@ static oh_status run_panel(oh_step *step, const oh_chunk *chunk, const oh_stage 
     if (status != OH_OK) return status;
     const oh_tile_view view = tile_view(step, chunk, stage, first, count);
     status = observe(step, chunk, stage, &view);
-    if (status == OH_OK) status = read_tiles(step, chunk, stage, &view);
-    const uint32_t later = stage->overlap_in_grad ? OH_FINISH_METRICS : 0;
-    if (status == OH_OK && stage->parts && last) status = finish_rows(step, chunk, stage, stage->parts & ~later);
+    oh_tile_stats_grad pass;
+    const int both = takes_both(step, chunk, stage, &view, &pass);
+    if (status == OH_OK) status = both ? read_and_grad(step, chunk, &pass) : read_tiles(step, chunk, stage, &view);
+    const uint32_t later = stage->overlap_in_grad ? OH_FINISH_METRICS : 0, done = both ? OH_FINISH_GRAD_DONE : 0;
+    if (status == OH_OK && stage->parts && last)
+        status = finish_rows(step, chunk, stage, (stage->parts & ~later) | done);
     if (status != OH_OK || !stage->tile_grad) return status;
-    status = grad_tile(step, stage, &view);
+    status = grad_tile(step, stage, &view, both);
     if (status == OH_OK && later) status = finish_rows(step, chunk, stage, later);
     if (status == OH_OK && stage->head_grad && first == 0) status = oh_step_scale_rows(step, chunk);
     if (status == OH_OK && stage->bias_grad && first == 0) status = oh_step_scale_bias(step, chunk);

@@ -8,10 +8,10 @@
 
 const char *oh_span_name(int32_t kind) {
     static const char *const names[OH_SPAN_COUNT] = {
-        "selection",  "convert_weight", "gather_draft", "gather_target", "project_draft",
-        "round_tile", "project_target", "statistics",   "second_read",   "row_finish",
-        "tile_grad",  "widen_grad",     "grad",         "scale_rows",    "head_grad",
-        "scatter",    "step_finish",    "divide",       "norm",          "clear",
+        "selection",      "convert_weight", "gather_draft", "gather_target", "project_draft", "round_tile",
+        "project_target", "statistics",     "second_read",  "row_finish",    "tile_grad",     "widen_grad",
+        "grad",           "scale_rows",     "head_grad",    "scatter",       "step_finish",   "divide",
+        "norm",           "clear",          "stats_grad",
     };
     return kind >= 0 && kind < OH_SPAN_COUNT ? names[kind] : "unknown";
 }
@@ -126,22 +126,28 @@ static int reads_target(const oh_tile_grad *grad) {
     return (grad->form & (OH_FORM_Q | OH_FORM_LOG_Q | OH_FORM_LOG_M | OH_FORM_LE)) != 0;
 }
 
-static oh_span grad_span(const oh_step *step, const oh_tile_grad *grad, int target) {
-    oh_span span = tile_span(step, OH_SPAN_TILE_GRAD, &grad->tile, target);
+static oh_span grad_span(const oh_step *step, int32_t kind, const oh_tile_grad *grad, int target) {
+    oh_span span = tile_span(step, kind, &grad->tile, target);
     span.bytes += area(grad->tile.rows, grad->tile.columns, oh_dtype_size(grad->out_dtype));
     return span;
 }
 
 oh_status oh_traced_tile_grad(oh_step *step, const oh_tile_grad *grad) {
     if (step->products_only) return OH_OK;
-    TRACED(step, grad_span(step, grad, reads_target(grad)),
+    TRACED(step, grad_span(step, OH_SPAN_TILE_GRAD, grad, reads_target(grad)),
            oh_op_tile_grad(step->plan->context, step->queue, grad, step->error));
 }
 
 oh_status oh_traced_tile_grad_overlap(oh_step *step, const oh_tile_grad_overlap *both) {
     if (step->products_only) return OH_OK;
-    TRACED(step, grad_span(step, &both->grad, 1),
+    TRACED(step, grad_span(step, OH_SPAN_TILE_GRAD, &both->grad, 1),
            oh_op_tile_grad_overlap(step->plan->context, step->queue, both, step->error));
+}
+
+oh_status oh_traced_tile_stats_grad(oh_step *step, const oh_tile_stats_grad *pass) {
+    if (step->products_only) return OH_OK;
+    TRACED(step, grad_span(step, OH_SPAN_STATS_GRAD, &pass->grad, 1),
+           oh_op_tile_stats_grad(step->plan->context, step->queue, pass, step->error));
 }
 
 oh_status oh_traced_row_finish(oh_step *step, const oh_row_finish *finish) {

@@ -16,6 +16,7 @@ oh_status oh_traced_tile_overflow(oh_step *step, const oh_tile_overflow *overflo
 oh_status oh_traced_tile_overlap(oh_step *step, const oh_tile_overlap *overlap);
 oh_status oh_traced_tile_grad(oh_step *step, const oh_tile_grad *grad);
 oh_status oh_traced_tile_grad_overlap(oh_step *step, const oh_tile_grad_overlap *both);
+oh_status oh_traced_tile_stats_grad(oh_step *step, const oh_tile_stats_grad *pass);
 oh_status oh_traced_row_finish(oh_step *step, const oh_row_finish *finish);
 oh_status oh_traced_row_select(oh_step *step, const oh_row_select *select);
 oh_status oh_traced_row_labels(oh_step *step, const oh_row_labels *labels);

@@ -47,7 +47,7 @@ extern "C" {
 
 /* The ABI's version, apart from the library's. */
 #define OH_BACKEND_MAJOR 1
-#define OH_BACKEND_MINOR 3
+#define OH_BACKEND_MINOR 4
 
 /* ------------------------------------------------------------------------------------------------- dtypes ---- */
 
@@ -262,8 +262,13 @@ typedef struct oh_row_coef {
     oh_real z_max, z_inv, z_log; /* z_inv = 1 / sum, z_log = log sum */
     oh_real t_max, t_inv, t_log;
     int32_t label;
-    int32_t zero; /* not 0: the row's gradient is exactly 0 whatever the tile holds */
+    int32_t zero; /* OH_ZERO_*: whether the row's gradient is to be formed */
 } oh_row_coef;
+
+/* Values of oh_row_coef.zero. Any other is OH_ZERO_ROW. */
+#define OH_ZERO_NOT 0  /* by the coefficients */
+#define OH_ZERO_ROW 1  /* exactly 0 whatever the tile holds */
+#define OH_ZERO_DONE 2 /* there already, from tile_stats_grad: tile_grad neither reads nor writes the row */
 
 /* Union over rows of the coefficients that can differ from 0, so that a kernel can leave work out. */
 #define OH_FORM_LOG_P (1u << 0) /* c1 */
@@ -294,6 +299,21 @@ typedef struct oh_tile_grad_overlap {
     uint32_t want; /* OH_WANT_OVERLAP: alpha; and OH_WANT_RANK or not */
     int32_t reserved;
 } oh_tile_grad_overlap;
+
+struct oh_objective; /* objective.h */
+
+/* A first read and the gradient in one, while a row is at hand: statistics as tile_stats leaves them, coefficients as
+ * oh_row_coefficients (rowmath.h) forms them of these, and by them the gradient as tile_grad does. Of whole rows, without
+ * logit transforms, and with terms that need no second read.
+ * A row whose flags are not 0 gets its statistics and nothing else, so that what comes between the two (tile_overflow) can
+ * look at its logits: row_finish is then told OH_FINISH_GRAD_DONE, and tile_grad forms the gradient of these rows. */
+typedef struct oh_tile_stats_grad {
+    oh_tile_stats stats; /* with restart */
+    oh_tile_grad grad;   /* of stats.tile, into its draft tile: out_dtype is as wide as the tile's; coef isn't read */
+    const struct oh_objective *objective; /* read before the call returns */
+    int32_t has_target;                   /* oh_row_finish's */
+    int32_t reserved;
+} oh_tile_stats_grad;
 
 /* What the rows of a tile were made of, as the caller gave it: the raw logit of tile row i and column v is, with
  * m = map[i], the product of rows[m,:] - subtract[subtract_map[m],:] and weight[weight_map ? weight_map[v] : v,:]. */
@@ -454,6 +474,14 @@ typedef struct oh_backend {
     /* With it, metrics that compare p with q cost no read of their own where the gradient's pass can find them. NULL: it
      * is tile_overlap, then tile_grad. */
     oh_status (*tile_grad_overlap)(oh_queue *queue, const oh_tile_grad_overlap *both);
+
+    /* ---- since minor version 4 ---- */
+
+    /* With them, a tile that is read once before its gradient is taken is read no second time. Both or neither; NULL: it
+     * is tile_stats, row_finish, then tile_grad. tile_stats_grad_takes: whether tile_stats_grad does this call as well as
+     * those would; the core asks before each, and tile_stats_grad refuses the others with OH_UNSUPPORTED. */
+    int32_t (*tile_stats_grad_takes)(oh_device *device, const oh_tile_stats_grad *pass);
+    oh_status (*tile_stats_grad)(oh_queue *queue, const oh_tile_stats_grad *pass);
 } oh_backend;
 
 /* Whether a table reaches as far as an entry, and has it. */
@@ -487,6 +515,7 @@ OH_STATIC_ASSERT(sizeof(oh_tile_stats) == 152, "oh_tile_stats");
 OH_STATIC_ASSERT(sizeof(oh_tile_overlap) == 136, "oh_tile_overlap");
 OH_STATIC_ASSERT(sizeof(oh_tile_grad) == 136, "oh_tile_grad");
 OH_STATIC_ASSERT(sizeof(oh_tile_grad_overlap) == 160, "oh_tile_grad_overlap");
+OH_STATIC_ASSERT(sizeof(oh_tile_stats_grad) == 304, "oh_tile_stats_grad");
 OH_STATIC_ASSERT(sizeof(oh_tile_source) == 88, "oh_tile_source");
 OH_STATIC_ASSERT(sizeof(oh_tile_overflow) == 296, "oh_tile_overflow");
 OH_STATIC_ASSERT(offsetof(oh_backend, name) == 24, "oh_backend.name");
@@ -497,7 +526,8 @@ OH_STATIC_ASSERT(offsetof(oh_backend, row_labels) == 240, "oh_backend.row_labels
 OH_STATIC_ASSERT(offsetof(oh_backend, event_open) == 256, "oh_backend.event_open");
 OH_STATIC_ASSERT(offsetof(oh_backend, tile_overflow) == 288, "oh_backend.tile_overflow");
 OH_STATIC_ASSERT(offsetof(oh_backend, tile_grad_overlap) == 304, "oh_backend.tile_grad_overlap");
-OH_STATIC_ASSERT(sizeof(oh_backend) == 312, "oh_backend");
+OH_STATIC_ASSERT(offsetof(oh_backend, tile_stats_grad_takes) == 312, "oh_backend.tile_stats_grad_takes");
+OH_STATIC_ASSERT(sizeof(oh_backend) == 328, "oh_backend");
 
 #ifdef __cplusplus
 }

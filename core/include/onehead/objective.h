@@ -196,6 +196,8 @@ typedef struct oh_row_result {
 #define OH_FINISH_TOP_K (1u << 4)      /* hits and streaks of the K in top_k_mask */
 #define OH_FINISH_TOP_K_ROWS (1u << 5) /* topk_id_out, topk_logprob_out */
 #define OH_FINISH_PARTS 0x3fu
+/* With OH_FINISH_COEF, after tile_stats_grad: finite rows whose flags are 0 have their gradient, and coef says so. */
+#define OH_FINISH_GRAD_DONE (1u << 6)
 
 /* One chunk's rows. Arrays are on the device. A chunk's rows are whole blocks; the supervised ones are numbered
  * 0..compact_rows-1 in row order ("compact rows"), as the tiles are. */

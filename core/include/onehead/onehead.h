@@ -429,6 +429,7 @@ typedef enum oh_span_kind {
     OH_SPAN_DIVIDE, /* by an N that is known only now */
     OH_SPAN_NORM,
     OH_SPAN_CLEAR,
+    OH_SPAN_STATS_GRAD, /* first read and gradient in one */
     OH_SPAN_COUNT
 } oh_span_kind;
 

@@ -124,6 +124,31 @@ OH_ROW void oh_row_terms(const oh_objective *o, const oh_row_stats *s, const oh_
     }
 }
 
+/* A row's coefficients from the eight of its gradient, c, and its statistics; of a row whose gradient is 0 where s is
+ * NULL. */
+OH_ROW void oh_row_coef_set(oh_row_coef *g, const oh_row_stats *s, int has_target, const double *c) {
+    g->zero = s ? OH_ZERO_NOT : OH_ZERO_ROW;
+    g->c0 = g->c1 = g->c2 = g->c3 = g->c4 = g->cy = g->cq = g->ck = 0;
+    g->z_max = g->z_inv = g->z_log = g->t_max = g->t_inv = g->t_log = 0;
+    g->label = -1;
+    if (!s) return;
+    g->c0 = (oh_real)c[0], g->c1 = (oh_real)c[1], g->c2 = (oh_real)c[2], g->c3 = (oh_real)c[3];
+    g->c4 = (oh_real)c[4], g->cy = (oh_real)c[5], g->cq = (oh_real)c[6], g->ck = (oh_real)c[7];
+    g->label = s->label;
+    g->z_max = s->z_max, g->z_inv = (oh_real)(1 / s->z_sum), g->z_log = (oh_real)log(s->z_sum);
+    if (!has_target) return;
+    g->t_max = s->t_max, g->t_inv = (oh_real)(1 / s->t_sum), g->t_log = (oh_real)log(s->t_sum);
+}
+
+/* The coefficients of a row by its statistics alone: without a target of another vocabulary, and of terms that need no
+ * second read. What oh_finish_row gives it too. */
+OH_ROW void oh_row_coefficients(const oh_objective *o, const oh_row_stats *s, int has_target, oh_row_coef *g) {
+    double term[OH_TERM_COUNT], c[8];
+    const int finite = s->label >= 0 && oh_row_is_finite(o, s, has_target);
+    if (finite) oh_row_terms(o, s, NULL, term, c);
+    oh_row_coef_set(g, finite ? s : NULL, has_target, c);
+}
+
 /* Whether column y is among the first K of a row's list. */
 OH_ROW int oh_row_hit(const int32_t *ids, int32_t K, int32_t y) {
     for (int32_t k = 0; k < K; ++k)
@@ -179,22 +204,9 @@ OH_ROW void oh_finish_row(const oh_row_finish *f, int64_t i) {
     }
     f->results[i] = r;
     if (f->label_out) f->label_out[i] = finite || dropped ? r.label : OH_LABEL_BROKEN;
-    if (f->parts & OH_FINISH_COEF) {
-        oh_row_coef *g = &f->coef[i];
-        g->zero = !finite;
-        g->label = r.label;
-        if (finite) {
-            g->c0 = (oh_real)c[0], g->c1 = (oh_real)c[1], g->c2 = (oh_real)c[2], g->c3 = (oh_real)c[3];
-            g->c4 = (oh_real)c[4], g->cy = (oh_real)c[5], g->cq = (oh_real)c[6], g->ck = (oh_real)c[7];
-            g->z_max = s->z_max, g->z_inv = (oh_real)(1 / s->z_sum), g->z_log = (oh_real)log(s->z_sum);
-            g->t_max = g->t_inv = g->t_log = 0;
-            if (f->has_target)
-                g->t_max = s->t_max, g->t_inv = (oh_real)(1 / s->t_sum), g->t_log = (oh_real)log(s->t_sum);
-        } else {
-            g->c0 = g->c1 = g->c2 = g->c3 = g->c4 = g->cy = g->cq = g->ck = 0;
-            g->z_max = g->z_inv = g->z_log = g->t_max = g->t_inv = g->t_log = 0;
-        }
-    }
+    if (!(f->parts & OH_FINISH_COEF)) return;
+    oh_row_coef_set(&f->coef[i], finite ? s : NULL, f->has_target, c);
+    if (finite && f->parts & OH_FINISH_GRAD_DONE && s->flags == 0) f->coef[i].zero = OH_ZERO_DONE;
 }
 
 /* --------------------------------------------------------------------------------------- blocks of a chunk ---- */
@@ -443,7 +455,9 @@ OH_ROW int oh_finish_top_k_valid(const oh_row_finish *f) {
 /* Whether a row_finish can be done: sizes, and the arrays that its parts read and write. */
 OH_ROW int oh_finish_valid(const oh_row_finish *f) {
     const oh_objective *o = &f->objective;
-    if (!oh_objective_valid(o) || f->parts & ~OH_FINISH_PARTS || f->rows < 0 || f->rows % o->block_size != 0) return 0;
+    if (f->parts & ~(OH_FINISH_PARTS | OH_FINISH_GRAD_DONE)) return 0;
+    if (f->parts & OH_FINISH_GRAD_DONE && !(f->parts & OH_FINISH_COEF)) return 0;
+    if (!oh_objective_valid(o) || f->rows < 0 || f->rows % o->block_size != 0) return 0;
     if (f->compact_rows < 0 || f->compact_rows > f->rows) return 0;
     if (f->rows == 0) return 1;
     if (!f->compact || !f->partial || !f->sums) return 0;

@@ -64,6 +64,7 @@ oh_status oh_portable_tile_grad(const oh_tile_grad *grad) {
 
     for (int64_t row = 0; row < tile->rows; ++row) {
         const oh_row_coef *c = &grad->coef[row];
+        if (c->zero == OH_ZERO_DONE) continue;
         const oh_softmax softmax = oh_softmax_from_coef(c);
         for (int64_t first = 0; first < tile->columns; first += OH_LOGITS_BLOCK) {
             const int64_t left = tile->columns - first, count = left < OH_LOGITS_BLOCK ? left : OH_LOGITS_BLOCK;
