@@ -68,9 +68,9 @@ int32_t cuda_device_count(void) {
 }
 
 static cudaError_t load_kernels(void) {
-    cudaError_t (*const load[])(void) = {copy_rows_load,    matrix_norm_load,   tile_stats_load,
-                                         tile_overlap_load, tile_grad_load,     row_finish_load,
-                                         gemm_plain_load,   tile_overflow_load, row_select_load};
+    cudaError_t (*const load[])(void) = {copy_rows_load,  matrix_norm_load,    tile_stats_load, tile_overlap_load,
+                                         tile_grad_load,  row_finish_load,     gemm_plain_load, tile_overflow_load,
+                                         row_select_load, tile_stats_grad_load};
     for (size_t i = 0; i < sizeof load / sizeof load[0]; ++i) {
         const cudaError_t error = load[i]();
         if (error != cudaSuccess) return error;

@@ -9,6 +9,14 @@
 
 #include "gemm.h"
 
+/* How many clusters of a launch of tile_stats_grad run at a time: of the last shape that was asked for. */
+struct once_fit {
+    const void *kernel;
+    int ranks;
+    size_t bytes;
+    int clusters;
+};
+
 struct oh_device {
     int index;
     int multiprocessors;
@@ -18,6 +26,7 @@ struct oh_device {
     oh_error last;    /* of the latest call that failed */
     oh_status fault;  /* a fault of the device: every later call returns it */
     gemm_table gemms; /* algorithms by shape */
+    once_fit once;
 };
 
 struct oh_queue {
@@ -95,6 +104,8 @@ oh_status cuda_tile_overlap(oh_queue *queue, const oh_tile_overlap *overlap);
 oh_status cuda_tile_overflow(oh_queue *queue, const oh_tile_overflow *overflow);
 oh_status cuda_tile_grad(oh_queue *queue, const oh_tile_grad *grad);
 oh_status cuda_tile_grad_overlap(oh_queue *queue, const oh_tile_grad_overlap *both);
+int32_t cuda_tile_stats_grad_takes(oh_device *device, const oh_tile_stats_grad *pass);
+oh_status cuda_tile_stats_grad(oh_queue *queue, const oh_tile_stats_grad *pass);
 oh_status cuda_row_finish(oh_queue *queue, const struct oh_row_finish *finish);
 oh_status cuda_step_finish(oh_queue *queue, const struct oh_step_finish *finish);
 oh_status cuda_row_labels(oh_queue *queue, const oh_row_labels *labels);
@@ -105,6 +116,7 @@ oh_status cuda_row_select(oh_queue *queue, const struct oh_row_select *select);
 cudaError_t copy_rows_load(void);
 cudaError_t matrix_norm_load(void);
 cudaError_t tile_stats_load(void);
+cudaError_t tile_stats_grad_load(void);
 cudaError_t tile_overflow_load(void);
 cudaError_t tile_overlap_load(void);
 cudaError_t tile_grad_load(void);

@@ -43,6 +43,8 @@ static const oh_backend table = {
     .tile_overflow = cuda_tile_overflow,
     .row_select = cuda_row_select,
     .tile_grad_overlap = cuda_tile_grad_overlap,
+    .tile_stats_grad_takes = cuda_tile_stats_grad_takes,
+    .tile_stats_grad = cuda_tile_stats_grad,
 };
 
 extern "C" __attribute__((visibility("default"))) const oh_backend *oh_backend_v1(void) {

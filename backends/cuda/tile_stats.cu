@@ -90,28 +90,6 @@ static __device__ __forceinline__ void thread_sums(const thread_stats &s, float 
     }
 }
 
-/* Sums of COUNT values of each lane, COUNT a power of two: each step hands half of them, or in the end the one, to the
- * lane across. Returns sum *which, the same bits in all lanes that hold it. */
-template <int COUNT> static __device__ __forceinline__ double warp_sums(double *values, int *which) {
-    const int lane = (int)(threadIdx.x % 32);
-    int offset = 16;
-    *which = 0;
-#pragma unroll
-    for (int half = COUNT / 2; half > 0; half /= 2, offset /= 2) {
-        const bool upper = lane & offset;
-#pragma unroll
-        for (int i = 0; i < half; ++i) {
-            const double kept = upper ? values[i + half] : values[i], given = upper ? values[i] : values[i + half];
-            values[i] = kept + __shfl_xor_sync(0xffffffffu, given, offset);
-        }
-        if (upper) *which += half;
-    }
-#pragma unroll
-    for (; offset > 0; offset /= 2)
-        values[0] += __shfl_xor_sync(0xffffffffu, values[0], offset);
-    return values[0];
-}
-
 static __device__ __forceinline__ unsigned long long best_of_warps(const unsigned long long *best) {
     unsigned long long key = best[0];
 #pragma unroll
@@ -334,7 +312,7 @@ oh_status cuda_tile_stats(oh_queue *queue, const oh_tile_stats *stats) {
 cudaError_t tile_stats_load(void) {
     for (const auto &of_format : variants)
         for (const stats_variant &v : of_format) {
-            const cudaError_t error = stream_load((const void *)v.kernel);
+            const cudaError_t error = stream_load((const void *)v.kernel, STREAM_RING_BYTES);
             if (error != cudaSuccess) return error;
         }
     return cudaSuccess;

@@ -187,10 +187,9 @@ static inline stream_launch stream_launch_for(const oh_device *device, int tiles
     return stream_launch{(unsigned)blocks, (int)stages, stages * stage};
 }
 
-/* Loads a stream's kernel, and lets it have as much shared memory as a ring takes. */
-static inline cudaError_t stream_load(const void *kernel) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, STREAM_RING_BYTES);
+/* Loads a stream's kernel, and lets it have `bytes` of shared memory beside its own. */
+static inline cudaError_t stream_load(const void *kernel, int bytes) {
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
     return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
 }

@@ -195,6 +195,28 @@ static __device__ __forceinline__ double warp_sum(double value) {
     return value;
 }
 
+/* Sums of COUNT values of each lane, COUNT a power of two: each step hands half of them, or in the end the one, to the
+ * lane across. Returns sum *which, the same bits in all lanes that hold it. */
+template <int COUNT> static __device__ __forceinline__ double warp_sums(double *values, int *which) {
+    const int lane = (int)(threadIdx.x % 32);
+    int offset = 16;
+    *which = 0;
+#pragma unroll
+    for (int half = COUNT / 2; half > 0; half /= 2, offset /= 2) {
+        const bool upper = lane & offset;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+            const double kept = upper ? values[i + half] : values[i], given = upper ? values[i] : values[i + half];
+            values[i] = kept + __shfl_xor_sync(0xffffffffu, given, offset);
+        }
+        if (upper) *which += half;
+    }
+#pragma unroll
+    for (; offset > 0; offset /= 2)
+        values[0] += __shfl_xor_sync(0xffffffffu, values[0], offset);
+    return values[0];
+}
+
 /* Whether a view can be read: sizes, strides, alignment, format and transforms. */
 static inline int tile_view_valid(const oh_tile_view *view) {
     const oh_transform *by[] = {&view->draft_transform, &view->target_transform};
