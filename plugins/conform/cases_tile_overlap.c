@@ -7,7 +7,7 @@
 #include "reference.h"
 #include "verdict.h"
 
-enum { PANELS_MAX = 8, WANT_ALL = OH_WANT_OVERLAP | OH_WANT_JSD | OH_WANT_RANK };
+enum { WANT_ALL = OH_WANT_OVERLAP | OH_WANT_JSD | OH_WANT_RANK };
 
 typedef struct overlap_case {
     tile t;

@@ -2,20 +2,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "passes.h"
 #include "reference.h"
 #include "verdict.h"
 
-enum { PANELS_MAX = 8, WANT_ALL = OH_WANT_ENTROPY | OH_WANT_KL | OH_WANT_RKL | OH_WANT_TOTAL };
-
-typedef struct stats_case {
-    tile t;
-    oh_tile_stats panels[PANELS_MAX];
-    int panel_count;
-    int32_t top_k;
-    uint32_t want;
-    int32_t *label; /* host; NULL: the target's argmax */
-    kit_buffer *stats, *ids, *logits;
-} stats_case;
+enum { WANT_ALL = OH_WANT_ENTROPY | OH_WANT_KL | OH_WANT_RKL | OH_WANT_TOTAL };
 
 static oh_status run_panels(const kit_seat *seat, const void *arguments) {
     const stats_case *c = arguments;
@@ -130,7 +121,7 @@ static void check_bad_row(kit *k, const stats_case *c, int64_t row, const int32_
                      (int)i, (int)ids[i]);
 }
 
-static void judge(kit *k, const stats_case *c) {
+void stats_case_judge(kit *k, const stats_case *c) {
     const tile *t = &c->t;
     const int64_t columns = t->spec.columns;
     const uint32_t bad = OH_ROW_Z_BAD | OH_ROW_T_BAD;
@@ -162,8 +153,7 @@ static void judge(kit *k, const stats_case *c) {
 
 /* ---------------------------------------------------------------------------------------------------- cases ---- */
 
-/* Labels anywhere in the tile, at both its ends, and none. */
-static int32_t *draw_labels(kit *k, const tile_spec *s) {
+int32_t *stats_case_labels(kit *k, const tile_spec *s) {
     const uint64_t key = kit_stream(k, "label");
     int32_t *label = kit_host(k, s->rows, sizeof *label);
     for (int64_t i = 0; label && i < s->rows; ++i) {
@@ -190,7 +180,7 @@ static void set_defined(kit *k, const stats_case *c) {
     c->stats->period = (int64_t)sizeof *mask;
 }
 
-static void open_panels(kit *k, stats_case *c, int panels) {
+void stats_case_open(kit *k, stats_case *c, int panels) {
     const tile_spec *s = &c->t.spec;
     const int32_t top_k = c->top_k;
     c->stats = kit_bytes(k, "stats", KIT_OUT, NULL, s->rows * (int64_t)sizeof(oh_row_stats));
@@ -221,9 +211,9 @@ static void check_stats(kit *k, const tile_spec *spec, int panels, int32_t top_k
                    given ? "-given" : "", want ? "" : "-plain"))
         return;
     stats_case c = {.top_k = top_k, .want = want};
-    if (given) c.label = draw_labels(k, spec);
-    if (kit_tile_open(k, &c.t, spec)) open_panels(k, &c, panels);
-    if (kit_run(k, run_panels, &c)) judge(k, &c);
+    if (given) c.label = stats_case_labels(k, spec);
+    if (kit_tile_open(k, &c.t, spec)) stats_case_open(k, &c, panels);
+    if (kit_run(k, run_panels, &c)) stats_case_judge(k, &c);
     kit_end(k);
 }
 
@@ -279,8 +269,8 @@ static void check_stale(kit *k, int32_t format) {
     const tile_spec spec = {8, 131, 0, 0, 8, 0, TILE_FAR, format, 0, false, false};
     stats_case c = {.top_k = 4, .want = WANT_ALL};
     tile other;
-    if (kit_tile_open(k, &c.t, &spec)) open_panels(k, &c, 1);
-    if (kit_run(k, run_panels, &c)) judge(k, &c);
+    if (kit_tile_open(k, &c.t, &spec)) stats_case_open(k, &c, 1);
+    if (kit_run(k, run_panels, &c)) stats_case_judge(k, &c);
     k->key = draw_key(k->key, "other"); /* other logits of the same shape */
     if (kit_tile_open(k, &other, &spec)) {
         kit_buffer *const to[] = {c.t.draft, c.t.target}, *const from[] = {other.draft, other.target};
@@ -292,7 +282,7 @@ static void check_stale(kit *k, int32_t format) {
         const oh_tile_view view = c.t.view;
         c.t = other;
         c.t.view = view;
-        if (kit_run(k, run_panels, &c)) judge(k, &c);
+        if (kit_run(k, run_panels, &c)) stats_case_judge(k, &c);
     }
     kit_end(k);
 }
@@ -301,7 +291,7 @@ static void check_refusals(kit *k, int32_t format) {
     if (!kit_begin(k, CONFORM_TILE_STATS, "tile_stats/refused")) return;
     const tile_spec spec = {4, 33, 3, 0, 4, 0, TILE_FAR, format, 0, false, false};
     stats_case c = {.top_k = 4, .want = WANT_ALL};
-    if (kit_tile_open(k, &c.t, &spec)) open_panels(k, &c, 1);
+    if (kit_tile_open(k, &c.t, &spec)) stats_case_open(k, &c, 1);
     const oh_tile_stats good = c.panels[0];
     oh_tile_stats bad;
 #define REFUSED(what, edit)                                                                                            \
@@ -331,7 +321,7 @@ static void check_refusals(kit *k, int32_t format) {
 /* --------------------------------------------------------------------------------------------------- sample ---- */
 
 static void judge_sample(kit *k, const void *state) {
-    judge(k, state);
+    stats_case_judge(k, state);
 }
 
 void sample_tile_stats(kit *k, const kit_sample_size *size, kit_sample *sample) {
@@ -343,7 +333,7 @@ void sample_tile_stats(kit *k, const kit_sample_size *size, kit_sample *sample) 
     stats_case *c = kit_host(k, 1, sizeof *c);
     if (!c) return;
     c->want = OH_WANT_KL, c->top_k = 8;
-    if (kit_tile_open(k, &c->t, &spec)) open_panels(k, c, 1);
+    if (kit_tile_open(k, &c->t, &spec)) stats_case_open(k, c, 1);
     const double count = (double)spec.rows * (double)spec.columns,
                  size_of = (double)float_size(kit_tile_dtype(spec.format));
     *sample = (kit_sample){run_panels, c, judge_sample, c, 2 * size_of * count, 9 * count};
