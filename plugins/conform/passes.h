@@ -32,13 +32,17 @@ typedef struct grad_case {
     oh_row_coef *coef;
     kit_buffer *out;
     bool in_place;
+    bool with_done; /* draw rows of OH_ZERO_DONE */
+    bool exact;     /* every step of the gradient is exact, and so the only answer */
 } grad_case;
-
-/* Whether every step of the gradient is exact, and so the only answer. */
-bool grad_case_is_exact(const tile_spec *spec, uint32_t form);
 
 /* After kit_tile_open(&c->t): coefficients and the destination. */
 void grad_case_open(kit *k, grad_case *c, int32_t out_dtype, uint32_t form);
+
+/* The destination alone, which says how much of each row may be written. */
+void grad_case_open_out(kit *k, grad_case *c, int32_t out_dtype, uint32_t form);
+
+/* By c->coef. Rows of OH_ZERO_DONE must be what they were, byte for byte. */
 void grad_case_judge(kit *k, const grad_case *c);
 
 /* Fields of one row of a second read by these statistics. */
