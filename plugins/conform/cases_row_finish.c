@@ -48,6 +48,10 @@ static const finish_spec specs[] = {
      OH_OUTSIDE_NEVER, 5, 0, 0},
     {"coef-only", 4, 16, EVERY_TERM, OH_FINISH_COEF, 1, OH_LABELS_TARGET, OH_DECAY_EXP, OH_GAP_STOP, 0,
      OH_OUTSIDE_NEVER, 5, 0, 0},
+    {"grad-done", 9, 16, OH_TERM_BIT(OH_TERM_KL), EVERY_PART | OH_FINISH_GRAD_DONE, 1, OH_LABELS_TARGET, OH_DECAY_EXP,
+     OH_GAP_STOP, 0, OH_OUTSIDE_NEVER, 10, 0, 0},
+    {"grad-done-coef-only", 40, 4, OH_TERM_BIT(OH_TERM_CE), OH_FINISH_COEF | OH_FINISH_GRAD_DONE, 0, OH_LABELS_TARGET,
+     OH_DECAY_NONE, OH_GAP_STOP, 1, OH_OUTSIDE_NEVER, 0, 0, 0},
     {"counts-only", 4, 16, EVERY_TERM, OH_FINISH_COUNTS, 1, OH_LABELS_TARGET, OH_DECAY_EXP, OH_GAP_STOP, 0,
      OH_OUTSIDE_NEVER, 5, 0, 0},
     {"metrics-only", 4, 16, EVERY_TERM, OH_FINISH_METRICS, 1, OH_LABELS_TARGET, OH_DECAY_EXP, OH_GAP_STOP, 0,
@@ -243,6 +247,12 @@ static void judge_integers(kit *k, const char *what, const kit_buffer *got, cons
     }
 }
 
+/* What is to become of a row's gradient: that of a finite row without flags is there already after tile_stats_grad. */
+static int32_t expected_zero(const finish_case *c, int64_t i) {
+    if (!c->want.results[i].finite) return OH_ZERO_ROW;
+    return c->want.parts & OH_FINISH_GRAD_DONE && c->want.stats[i].flags == 0 ? OH_ZERO_DONE : OH_ZERO_NOT;
+}
+
 static void judge_coef(kit *k, const finish_case *c) {
     enum { FLOATS = offsetof(oh_row_coef, label) / sizeof(float) };
     for (int64_t i = 0; c->coef && i < c->compact_rows && kit_going(k); ++i) {
@@ -250,7 +260,8 @@ static void judge_coef(kit *k, const finish_case *c) {
         const oh_row_coef *want = &c->want.coef[i];
         memcpy(&got, (const unsigned char *)kit_result(c->coef) + i * (int64_t)sizeof got, sizeof got);
         verdict_integer(k, "coef.label", i, got.label, want->label);
-        verdict_integer(k, "coef.zero", i, got.zero != 0, want->zero != 0);
+        const bool is_known = got.zero == OH_ZERO_NOT || got.zero == OH_ZERO_DONE;
+        verdict_integer(k, "coef.zero", i, is_known ? got.zero : OH_ZERO_ROW, expected_zero(c, i));
         for (int n = 0; n < FLOATS; ++n) {
             const double expected = float_load(want, n, OH_F32);
             char what[40];
@@ -328,6 +339,8 @@ static void check_refusals(kit *k) {
     REFUSED("partial = NULL", bad.partial = NULL);
     REFUSED("results = NULL", bad.results = NULL);
     REFUSED("OH_FINISH_COEF without coef", bad.coef = NULL);
+    REFUSED("OH_FINISH_GRAD_DONE without OH_FINISH_COEF",
+            bad.parts = (good.parts & ~OH_FINISH_COEF) | OH_FINISH_GRAD_DONE);
 #undef REFUSED
     kit_end(k);
 }

@@ -53,8 +53,10 @@
     X(LABEL_OFF_BY_ONE, "label-off-by-one", tile_grad)                                                                 \
     X(PAST_END_TILE_GRAD, "past-end-tile-grad", tile_grad)                                                             \
     X(ZERO_ROWS_IGNORED, "zero-rows-ignored", tile_grad)                                                               \
+    X(DONE_ROWS_WRITTEN, "done-rows-written", tile_grad)                                                               \
     X(NO_WORK_ROW_FINISH, "no-work-row-finish", row_finish)                                                            \
     X(LAST_BLOCK_DROPPED, "last-block-dropped", row_finish)                                                            \
+    X(DONE_NOT_TOLD, "done-not-told", row_finish)                                                                      \
     X(NO_WORK_STEP_FINISH, "no-work-step-finish", step_finish)                                                         \
     X(DIVIDES_BY_ZERO, "divides-by-zero", step_finish)                                                                 \
     X(NO_WORK_ROW_LABELS, "no-work-row-labels", row_labels)                                                            \

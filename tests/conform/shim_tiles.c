@@ -189,7 +189,8 @@ static oh_status grad_of_changed(const oh_tile_grad *g, defect_kind defect) {
     memcpy(coef, g->coef, (size_t)g->tile.rows * sizeof *coef);
     for (int64_t i = 0; i < g->tile.rows; ++i) {
         if (defect == LABEL_OFF_BY_ONE && coef[i].label >= 0) coef[i].label++;
-        if (defect == ZERO_ROWS_IGNORED) coef[i].zero = 0;
+        if (defect == ZERO_ROWS_IGNORED) coef[i].zero = OH_ZERO_NOT;
+        if (defect == DONE_ROWS_WRITTEN && coef[i].zero == OH_ZERO_DONE) coef[i].zero = OH_ZERO_ROW;
     }
     changed.coef = coef;
     const oh_status status = oh_portable_tile_grad(&changed);
@@ -200,8 +201,8 @@ static oh_status grad_of_changed(const oh_tile_grad *g, defect_kind defect) {
 oh_status shim_tile_grad(oh_queue *queue, const oh_tile_grad *g) {
     const defect_kind defect = queue->device->defect;
     if (defect == NO_WORK_TILE_GRAD) return OH_OK;
-    const oh_status status = defect == LABEL_OFF_BY_ONE || defect == ZERO_ROWS_IGNORED ? grad_of_changed(g, defect)
-                                                                                       : oh_portable_tile_grad(g);
+    const int of_changed = defect == LABEL_OFF_BY_ONE || defect == ZERO_ROWS_IGNORED || defect == DONE_ROWS_WRITTEN;
+    const oh_status status = of_changed ? grad_of_changed(g, defect) : oh_portable_tile_grad(g);
     if (status != OH_OK) return shim_fail(queue, status);
     const float zero = 0;
     if (defect == GRADIENT_SCALED_TWICE) scale_again(g);
@@ -219,6 +220,7 @@ oh_status shim_row_finish(oh_queue *queue, const oh_row_finish *f) {
     if (defect == LAST_BLOCK_DROPPED && f->rows > f->objective.block_size &&
         f->compact_rows <= f->rows - f->objective.block_size)
         changed.rows -= f->objective.block_size;
+    if (defect == DONE_NOT_TOLD && f->parts & OH_FINISH_COEF) changed.parts &= ~OH_FINISH_GRAD_DONE;
     const oh_status status = oh_portable_row_finish(&changed);
     return status == OH_OK ? OH_OK : shim_fail(queue, status);
 }
