@@ -144,9 +144,12 @@ OH_ROW void oh_row_coef_set(oh_row_coef *g, const oh_row_stats *s, int has_targe
  * second read. What oh_finish_row gives it too. */
 OH_ROW void oh_row_coefficients(const oh_objective *o, const oh_row_stats *s, int has_target, oh_row_coef *g) {
     double term[OH_TERM_COUNT], c[8];
-    const int finite = s->label >= 0 && oh_row_is_finite(o, s, has_target);
-    if (finite) oh_row_terms(o, s, NULL, term, c);
-    oh_row_coef_set(g, finite ? s : NULL, has_target, c);
+    if (s->label < 0 || !oh_row_is_finite(o, s, has_target)) {
+        oh_row_coef_set(g, NULL, has_target, NULL);
+        return;
+    }
+    oh_row_terms(o, s, NULL, term, c);
+    oh_row_coef_set(g, s, has_target, c);
 }
 
 /* Whether column y is among the first K of a row's list. */
