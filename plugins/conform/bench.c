@@ -48,9 +48,6 @@ static void time_sample(kit *k, const kit_sample_kind *kind, const kit_sample_si
 void bench_operations(kit *k) {
     static const kit_sample_size sizes[] = {{64, 4096, 256}, {256, 16384, 512}};
     for (int s = 0; s < 2; ++s)
-        for (int i = 0; i < KIT_SAMPLES; ++i) {
-            const conform_op op = kit_samples[i].op;
-            const bool is_tile = op == CONFORM_TILE_STATS || op == CONFORM_TILE_OVERLAP || op == CONFORM_TILE_GRAD;
-            if (!is_tile || kit_tile_format(k) >= 0) time_sample(k, &kit_samples[i], &sizes[s]);
-        }
+        for (int i = 0; i < KIT_SAMPLES; ++i)
+            if (kit_has_sample(k, kit_samples[i].op)) time_sample(k, &kit_samples[i], &sizes[s]);
 }

@@ -15,12 +15,15 @@ const kit_sample_kind kit_samples[KIT_SAMPLES] = {
     {CONFORM_TILE_STATS, "tile_stats", sample_tile_stats},
     {CONFORM_TILE_OVERLAP, "tile_overlap", sample_tile_overlap},
     {CONFORM_TILE_GRAD, "tile_grad", sample_tile_grad},
+    {CONFORM_TILE_STATS_GRAD, "tile_stats_grad", sample_tile_stats_grad},
     {CONFORM_ROW_FINISH, "row_finish", sample_row_finish},
 };
 
-static bool has_format(const kit *k, conform_op op) {
-    return kit_tile_format(k) >= 0 ||
-           (op != CONFORM_TILE_STATS && op != CONFORM_TILE_OVERLAP && op != CONFORM_TILE_GRAD);
+bool kit_has_sample(const kit *k, conform_op op) {
+    if (op == CONFORM_TILE_STATS || op == CONFORM_TILE_OVERLAP || op == CONFORM_TILE_GRAD)
+        return kit_tile_format(k) >= 0;
+    return op != CONFORM_TILE_STATS_GRAD || (kit_tile_format(k) >= 0 && OH_BACKEND_HAS(k->table, tile_stats_grad) &&
+                                             OH_BACKEND_HAS(k->table, tile_stats_grad_takes));
 }
 
 /* ------------------------------------------------------------------------------------------------ two queues ---- */
@@ -141,7 +144,7 @@ static void check_two_devices(kit *k, const kit_sample_kind *kind) {
 
 void cases_concurrent(kit *k) {
     for (int i = 0; i < KIT_SAMPLES; ++i) {
-        if (!has_format(k, kit_samples[i].op)) continue;
+        if (!kit_has_sample(k, kit_samples[i].op)) continue;
         check_two_queues(k, &kit_samples[i]);
         check_two_devices(k, &kit_samples[i]);
     }

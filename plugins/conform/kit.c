@@ -335,12 +335,14 @@ bool kit_run(kit *k, kit_call *call, const void *arguments) {
     return !(k->table->caps & OH_CAP_DETERMINISTIC) || run_again(k, call, arguments);
 }
 
-void kit_refused(kit *k, kit_call *call, const void *arguments, const char *what, oh_status other) {
+static void check_refusal(kit *k, kit_call *call, const void *arguments, const char *what, oh_status one,
+                          oh_status other) {
     if (!kit_going(k)) return;
     const oh_status status = call(&k->seat, arguments);
     const oh_status waited = k->table->queue_wait(k->seat.queue);
-    if (status != OH_INVALID_ARGUMENT && status != other) {
-        kit_fail(k, "%s: status %d, expected a refusal with OH_INVALID_ARGUMENT", what, (int)status);
+    if (status != one && status != other) {
+        kit_fail(k, "%s: status %d, expected a refusal with %s", what, (int)status,
+                 one == OH_UNSUPPORTED ? "OH_UNSUPPORTED" : "OH_INVALID_ARGUMENT");
         return;
     }
     if (waited != OH_OK) kit_fail(k, "%s: was refused, and then queue_wait gave status %d", what, (int)waited);
@@ -354,4 +356,12 @@ void kit_refused(kit *k, kit_call *call, const void *arguments, const char *what
         if (download(k, b) && changed(b, 0, b->total) >= 0)
             kit_fail(k, "%s: was refused, yet %s was written", what, b->name);
     }
+}
+
+void kit_refused(kit *k, kit_call *call, const void *arguments, const char *what, oh_status other) {
+    check_refusal(k, call, arguments, what, OH_INVALID_ARGUMENT, other);
+}
+
+void kit_unsupported(kit *k, kit_call *call, const void *arguments, const char *what) {
+    check_refusal(k, call, arguments, what, OH_UNSUPPORTED, OH_UNSUPPORTED);
 }

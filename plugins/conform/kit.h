@@ -115,6 +115,9 @@ bool kit_run(kit *k, kit_call *call, const void *arguments);
  * plugin's own, and nothing written. `what` says what is wrong with the arguments. */
 void kit_refused(kit *k, kit_call *call, const void *arguments, const char *what, oh_status other);
 
+/* The same of a call that is possible but not claimed: OH_UNSUPPORTED and nothing else. */
+void kit_unsupported(kit *k, kit_call *call, const void *arguments, const char *what);
+
 /* The latest error's words of a seat, for messages. */
 const char *kit_words(const kit_seat *seat, char text[200]);
 
@@ -141,7 +144,7 @@ typedef struct kit_sample_size {
 /* Open the sample's buffers; kit_going says whether it worked. */
 typedef void kit_sample_open(kit *k, const kit_sample_size *size, kit_sample *sample);
 kit_sample_open sample_gemm, sample_copy_rows, sample_matrix_norm, sample_tile_stats, sample_tile_overlap,
-    sample_tile_grad, sample_row_finish;
+    sample_tile_grad, sample_tile_stats_grad, sample_row_finish;
 
 typedef struct kit_sample_kind {
     conform_op op;
@@ -149,8 +152,11 @@ typedef struct kit_sample_kind {
     kit_sample_open *open;
 } kit_sample_kind;
 
-enum { KIT_SAMPLES = 7 };
+enum { KIT_SAMPLES = 8 };
 extern const kit_sample_kind kit_samples[KIT_SAMPLES];
+
+/* Whether the table has what a sample of an operation on tiles needs: a tile format, and the operation. */
+bool kit_has_sample(const kit *k, conform_op op);
 
 /* The first tile format that the plugin claims, f32 before others; -1: none. */
 int32_t kit_tile_format(const kit *k);
@@ -167,6 +173,7 @@ void cases_tile_stats(kit *k);
 void cases_tile_overlap(kit *k);
 void cases_tile_grad(kit *k);
 void cases_tile_grad_overlap(kit *k);
+void cases_tile_stats_grad(kit *k);
 void cases_row_finish(kit *k);
 void cases_step_finish(kit *k);
 void cases_row_labels(kit *k);

@@ -28,6 +28,14 @@ oh_status kit_run_tile_grad_overlap(const kit_seat *seat, const void *arguments)
     return waited == OH_OK ? oh_portable_tile_grad_overlap(arguments) : waited;
 }
 
+int kit_takes_tile_stats_grad(const kit_seat *seat, const oh_tile_stats_grad *pass) {
+    return seat->table->tile_stats_grad_takes(seat->device, pass) != 0;
+}
+
+oh_status kit_run_tile_stats_grad(const kit_seat *seat, const void *arguments) {
+    return seat->table->tile_stats_grad(seat->queue, arguments);
+}
+
 oh_status kit_run_row_select(const kit_seat *seat, const void *arguments) {
     if (OH_BACKEND_HAS(seat->table, row_select)) return seat->table->row_select(seat->queue, arguments);
     const oh_status waited = seat->table->queue_wait(seat->queue);
