@@ -54,6 +54,15 @@
     X(PAST_END_TILE_GRAD, "past-end-tile-grad", tile_grad)                                                             \
     X(ZERO_ROWS_IGNORED, "zero-rows-ignored", tile_grad)                                                               \
     X(DONE_ROWS_WRITTEN, "done-rows-written", tile_grad)                                                               \
+    X(NO_WORK_TILE_STATS_GRAD, "no-work-tile-stats-grad", tile_stats_grad)                                             \
+    X(FLAGGED_ROWS_WRITTEN, "flagged-rows-written", tile_stats_grad)                                                   \
+    X(LABEL_OF_THE_ROW_BEFORE, "label-of-the-row-before", tile_stats_grad)                                             \
+    X(WRONG_NORMALISER, "wrong-normaliser", tile_stats_grad)                                                           \
+    X(LAST_COLUMN_KEPT, "last-column-kept", tile_stats_grad)                                                           \
+    X(UNLABELLED_NOT_ZEROED, "unlabelled-not-zeroed", tile_stats_grad)                                                 \
+    X(TAKEN_AND_REFUSED, "taken-and-refused", tile_stats_grad)                                                         \
+    X(WORKS_UNTAKEN, "works-untaken", tile_stats_grad)                                                                 \
+    X(TAKES_SECOND_READ, "takes-second-read", tile_stats_grad)                                                         \
     X(NO_WORK_ROW_FINISH, "no-work-row-finish", row_finish)                                                            \
     X(LAST_BLOCK_DROPPED, "last-block-dropped", row_finish)                                                            \
     X(DONE_NOT_TOLD, "done-not-told", row_finish)                                                                      \
@@ -99,6 +108,8 @@ oh_status shim_matrix_norm(oh_queue *queue, const oh_matrix_norm *norm);
 oh_status shim_tile_stats(oh_queue *queue, const oh_tile_stats *stats);
 oh_status shim_tile_overlap(oh_queue *queue, const oh_tile_overlap *overlap);
 oh_status shim_tile_grad(oh_queue *queue, const oh_tile_grad *grad);
+int32_t shim_tile_stats_grad_takes(oh_device *device, const oh_tile_stats_grad *pass);
+oh_status shim_tile_stats_grad(oh_queue *queue, const oh_tile_stats_grad *pass);
 oh_status shim_row_finish(oh_queue *queue, const oh_row_finish *finish);
 oh_status shim_step_finish(oh_queue *queue, const oh_step_finish *finish);
 oh_status shim_row_labels(oh_queue *queue, const oh_row_labels *labels);

@@ -180,6 +180,8 @@ static const oh_backend table = {
     .event_close = event_close,
     .event_record = event_record,
     .event_seconds = event_seconds,
+    .tile_stats_grad_takes = shim_tile_stats_grad_takes,
+    .tile_stats_grad = shim_tile_stats_grad,
 };
 
 __attribute__((visibility("default"))) const oh_backend *oh_backend_v1(void);
