@@ -108,7 +108,7 @@ static void test_a_step_with_the_pass_is_the_step_without(void **state) {
     (void)state;
     for (int loss = 0; loss < LOSSES; ++loss)
         for (int32_t tile = OH_TILE_F32; tile <= OH_TILE_BF16; ++tile)
-            for (int32_t policy = OH_POLICY_CACHED; policy <= OH_POLICY_RECOMPUTE; ++policy)
+            for (int32_t policy = OH_POLICY_CACHED; policy <= OH_POLICY_NAIVE; ++policy)
                 for (int given = 0; given < 2; ++given) {
                     step_case c;
                     step_output out;
@@ -196,6 +196,48 @@ static void test_who_is_asked_and_declines_gets_the_passes_one_by_one(void **sta
     step_case_close(&c);
 }
 
+typedef struct reads {
+    int64_t tiles, passes, gradients;
+    double rest_bytes;
+} reads;
+
+static void count_reads(void *user, const oh_span *span, int begin) {
+    reads *r = user;
+    if (!begin) return;
+    r->tiles += span->tile_reads;
+    r->passes += span->kind == OH_SPAN_STATS_GRAD;
+    r->gradients += span->kind == OH_SPAN_TILE_GRAD;
+    if (span->kind == OH_SPAN_TILE_GRAD) r->rest_bytes += span->bytes;
+}
+
+/* The gradient of rows that the pass left is a span, but no read of a tile. */
+static void test_spans_count_the_reads_that_results_count(void **state) {
+    (void)state;
+    step_case c;
+    step_output out;
+    oh_results results;
+    oh_plan *plan = NULL;
+    reads r = {.tiles = 0};
+    open_case(&c, 7, "kl=1", OH_TILE_F32, OH_POLICY_CACHED);
+    oh_context *context = open_context(1);
+    step_output_open(&out, &c);
+    const oh_inputs in = step_case_inputs(&c);
+    const oh_outputs outputs = step_outputs(&out, &c.request);
+    assert_int_equal(oh_plan_create(context, &c.request, &plan, NULL), OH_OK);
+    oh_plan_trace(plan, count_reads, &r);
+    assert_int_equal(oh_plan_run(plan, &in, &outputs, NULL), OH_OK);
+    assert_int_equal(oh_plan_results(plan, &results, NULL), OH_OK);
+    assert_int_equal(r.passes, CHUNKS);
+    assert_int_equal(r.gradients, CHUNKS);
+    assert_int_equal(r.tiles, results.tile_reads);
+    assert_true(r.rest_bytes == 0);
+    assert_string_equal(oh_span_name(OH_SPAN_STATS_GRAD), "stats_grad");
+    oh_plan_destroy(plan);
+    oh_context_close(context);
+    step_output_close(&out);
+    step_case_close(&c);
+}
+
 /* --------------------------------------------------------------------------------------------------------- overflow -- */
 
 typedef struct overflow_step {
@@ -249,6 +291,7 @@ int main(void) {
         cmocka_unit_test(test_rows_without_a_label_have_no_gradient),
         cmocka_unit_test(test_who_reads_twice_or_in_panels_does_without),
         cmocka_unit_test(test_who_is_asked_and_declines_gets_the_passes_one_by_one),
+        cmocka_unit_test(test_spans_count_the_reads_that_results_count),
         cmocka_unit_test(test_f16_tiles_that_overflow_say_the_same),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -274,7 +274,7 @@ static oh_status grad_tile(oh_step *step, const oh_stage *stage, const oh_tile_v
     oh_plan *plan = step->plan;
     const oh_tile_grad grad = gradient(step, view);
     if (!is_rest) plan->counts.tile_reads += 1;
-    if (!stage->overlap_in_grad) return oh_traced_tile_grad(step, &grad);
+    if (!stage->overlap_in_grad) return oh_traced_tile_grad(step, &grad, is_rest);
     const oh_tile_grad_overlap both = {.grad = grad,
                                        .stats = oh_step_buffer(step, OH_BUFFER_STATS),
                                        .overlap = oh_step_buffer(step, OH_BUFFER_OVERLAP),

@@ -132,9 +132,13 @@ static oh_span grad_span(const oh_step *step, int32_t kind, const oh_tile_grad *
     return span;
 }
 
-oh_status oh_traced_tile_grad(oh_step *step, const oh_tile_grad *grad) {
+static oh_span rest_span(const oh_tile_grad *grad) {
+    return (oh_span){.kind = OH_SPAN_TILE_GRAD, .rows = grad->tile.rows, .columns = grad->tile.columns};
+}
+
+oh_status oh_traced_tile_grad(oh_step *step, const oh_tile_grad *grad, int is_rest) {
     if (step->products_only) return OH_OK;
-    TRACED(step, grad_span(step, OH_SPAN_TILE_GRAD, grad, reads_target(grad)),
+    TRACED(step, is_rest ? rest_span(grad) : grad_span(step, OH_SPAN_TILE_GRAD, grad, reads_target(grad)),
            oh_op_tile_grad(step->plan->context, step->queue, grad, step->error));
 }
 

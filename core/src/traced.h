@@ -14,7 +14,8 @@ oh_status oh_traced_fill(oh_step *step, void *to, int32_t byte, uint64_t bytes);
 oh_status oh_traced_tile_stats(oh_step *step, const oh_tile_stats *stats);
 oh_status oh_traced_tile_overflow(oh_step *step, const oh_tile_overflow *overflow);
 oh_status oh_traced_tile_overlap(oh_step *step, const oh_tile_overlap *overlap);
-oh_status oh_traced_tile_grad(oh_step *step, const oh_tile_grad *grad);
+/* is_rest: of rows that tile_stats_grad left, hardly ever any. It counts as no read of the tile. */
+oh_status oh_traced_tile_grad(oh_step *step, const oh_tile_grad *grad, int is_rest);
 oh_status oh_traced_tile_grad_overlap(oh_step *step, const oh_tile_grad_overlap *both);
 oh_status oh_traced_tile_stats_grad(oh_step *step, const oh_tile_stats_grad *pass);
 oh_status oh_traced_row_finish(oh_step *step, const oh_row_finish *finish);
