@@ -134,13 +134,18 @@ static void print_passes(const bench_report *report, const bench_result *r) {
                format_percent(rest / r->traced_ms.median).text);
 }
 
+static int is_tile_pass(int kind) {
+    return kind == OH_SPAN_STATISTICS || kind == OH_SPAN_SECOND_READ || kind == OH_SPAN_TILE_GRAD ||
+           kind == OH_SPAN_STATS_GRAD;
+}
+
 /* The sentence a newcomer is after. */
 static void print_limit(const bench_result *r) {
     double products = 0, tiles = 0;
     for (int kind = 0; kind < OH_SPAN_COUNT; kind++) {
         const double ms = r->passes[kind].calls > 0 ? r->passes[kind].ms.median : 0;
         if (bench_is_product(kind)) products += ms;
-        if (kind == OH_SPAN_STATISTICS || kind == OH_SPAN_SECOND_READ || kind == OH_SPAN_TILE_GRAD) tiles += ms;
+        if (is_tile_pass(kind)) tiles += ms;
     }
     /* Medians of parts may add up to more than the median of the whole. */
     const double whole = fmax(r->traced_ms.median, products + tiles), other = whole - products - tiles;

@@ -16,7 +16,7 @@ import tempfile
 USAGE, BAD_INPUT, RESOURCE = 2, 3, 5
 POLICIES = ("naive", "recompute", "cached")
 PRODUCTS = ("project_draft", "project_target", "grad", "head_grad")
-PASSES = ("statistics", "second_read", "tile_grad")
+PASSES = ("statistics", "second_read", "tile_grad", "stats_grad")
 
 STYLE = """
 :root { color-scheme: light; }
