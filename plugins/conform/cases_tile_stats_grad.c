@@ -104,11 +104,11 @@ static void check_pass(kit *k, const tile_spec *spec, const pass_spec *s) {
     kit_end(k);
 }
 
-/* Every objective, of long rows every third, with what else may vary taken in turn. */
+/* Every objective, beside a target's long rows every third, with what else may vary taken in turn. */
 static void check_kinds(kit *k, const tile_spec *spec, int turn) {
     const int32_t dtype = kit_tile_dtype(spec->format), narrow[] = {OH_BF16, OH_F16};
     const int count = spec->target_rows ? KINDS : KINDS_ALONE;
-    const int step = spec->columns < 4096 ? 1 : 3;
+    const int step = spec->columns < 4096 || !spec->target_rows ? 1 : 3;
     for (int kind = turn % step; kind < count; kind += step) {
         const int n = turn + kind;
         const pass_spec s = {.kind = kinds[kind],
@@ -122,9 +122,9 @@ static void check_kinds(kit *k, const tile_spec *spec, int turn) {
 
 static void check_format(kit *k, int32_t format) {
     static const int64_t shapes[][4] = {/* rows, columns, pad, shift */
-                                        {1, 1, 0, 0},     {5, 1, 3, 1},    {4, 7, 2, 0},
-                                        {14, 129, 3, 1},  {14, 512, 0, 0}, {14, 1031, 6, 3},
-                                        {14, 4096, 0, 0}, {3, 5003, 0, 1}, {3, 40007, 1, 1}};
+                                        {1, 1, 0, 0},     {5, 1, 7, 0},    {4, 7, 1, 0},     {14, 129, 3, 1},
+                                        {14, 129, 7, 0},  {14, 512, 0, 0}, {14, 1031, 6, 3}, {14, 1031, 1, 0},
+                                        {14, 4096, 0, 0}, {3, 5003, 5, 0}, {2, 40007, 1, 1}, {3, 40007, 1, 0}};
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     for (int fill = 0; fill < TILE_FILLS; ++fill)
         for (int s = 0; s < SHAPES; ++s) {
@@ -148,6 +148,23 @@ static void check_format(kit *k, int32_t format) {
     }
 }
 
+/* Of the drafter's tile alone, or beside a target's. */
+static void check_large(kit *k, int32_t format, int64_t rows, int64_t columns, int64_t pad) {
+    tile_spec spec = {rows, columns, pad, 0, rows, 0, TILE_FAR, format, 0, false, true};
+    const int32_t dtype = kit_tile_dtype(format);
+    check_pass(k, &spec, &(pass_spec){.kind = kinds[KIND_KL], .out_dtype = dtype});
+    spec.target_rows = 0;
+    if (format != OH_TILE_DIFF)
+        check_pass(k, &spec, &(pass_spec){.kind = kinds[KIND_CE], .out_dtype = dtype, .given = true});
+}
+
+/* More rows than a device works on at once; rows of which each takes many of its processors; and both. */
+static void check_many(kit *k, int32_t format) {
+    check_large(k, format, 700, 65, 7);
+    check_large(k, format, 2, 152071, 1);
+    if (!(k->table->caps & OH_CAP_HOST_MEMORY)) check_large(k, format, 210, 40007, 1);
+}
+
 /* A loss that compares p with q by its columns has no gradient before a second read. */
 static void check_second_read(kit *k, int32_t format, int term) {
     if (!kit_begin(k, CONFORM_TILE_STATS_GRAD, "tile_stats_grad/%s/second-read-%d", kit_tile_format_name(format), term))
@@ -165,9 +182,10 @@ static void check_second_read(kit *k, int32_t format, int term) {
 }
 
 static void check_refusals(kit *k, int32_t format) {
-    if (!kit_begin(k, CONFORM_TILE_STATS_GRAD, "tile_stats_grad/refused")) return;
-    const tile_spec spec = {4, 33, 3, 0, 4, 0, TILE_FAR, format, 0, false, true};
-    const pass_spec s = {.kind = kinds[KIND_CE], .out_dtype = kit_tile_dtype(format)};
+    if (!kit_begin(k, CONFORM_TILE_STATS_GRAD, "tile_stats_grad/%s/refused", kit_tile_format_name(format))) return;
+    const int64_t target_rows = format == OH_TILE_DIFF ? 4 : 0;
+    const tile_spec spec = {4, 33, 7, 0, target_rows, 0, TILE_FAR, format, 0, false, true};
+    const pass_spec s = {.kind = kinds[KIND_CE], .out_dtype = kit_tile_dtype(format), .given = true};
     pass_case c = {.pass = {.reserved = 0}};
     if (kit_tile_open(k, &c.stats.t, &spec)) open_pass(k, &c, &s);
     kit_buffer *elsewhere =
@@ -198,27 +216,41 @@ static void judge_sample(kit *k, const void *state) {
     judge(k, state);
 }
 
-void sample_tile_stats_grad(kit *k, const kit_sample_size *size, kit_sample *sample) {
+/* Rows as far apart as a device's vectors like them. */
+static void open_sample(kit *k, pass_case *c, const kit_sample_size *size, int32_t format, bool with_target) {
     const tile_spec spec = {.rows = size->rows,
                             .columns = size->columns,
-                            .target_rows = size->rows,
+                            .pad = (8 - size->columns % 8) % 8,
+                            .target_rows = with_target ? size->rows : 0,
                             .fill = TILE_NEAR,
-                            .format = kit_tile_format(k),
+                            .format = format,
                             .for_grad = true};
-    const pass_spec s = {.kind = kinds[KIND_KL], .out_dtype = kit_tile_dtype(spec.format)};
+    const pass_spec s = {
+        .kind = kinds[with_target ? KIND_KL : KIND_CE], .out_dtype = kit_tile_dtype(format), .given = !with_target};
+    *c = (pass_case){.pass = {.reserved = 0}};
+    if (kit_tile_open(k, &c->stats.t, &spec)) open_pass(k, c, &s);
+}
+
+/* Beside a target where that is taken, else of 16-bit logits alone. */
+void sample_tile_stats_grad(kit *k, const kit_sample_size *size, kit_sample *sample) {
+    const int32_t format = kit_tile_format(k);
     pass_case *c = kit_host(k, 1, sizeof *c);
     if (!c) return;
-    if (kit_tile_open(k, &c->stats.t, &spec)) open_pass(k, c, &s);
+    open_sample(k, c, size, format, true);
+    const bool with_target = kit_going(k) && kit_takes_tile_stats_grad(&k->seat, &c->pass);
+    if (!with_target)
+        open_sample(k, c, size, k->table->tile_formats >> OH_TILE_BF16 & 1u ? OH_TILE_BF16 : format, false);
     if (!takes(k, c)) return;
-    const double count = (double)spec.rows * (double)spec.columns,
-                 size_of = (double)float_size(kit_tile_dtype(spec.format));
-    *sample = (kit_sample){kit_run_tile_stats_grad, &c->pass, judge_sample, c, 3 * size_of * count, 17 * count};
+    const tile_spec *spec = &c->stats.t.spec;
+    const double count = (double)spec->rows * (double)spec->columns,
+                 size_of = (double)float_size(kit_tile_dtype(spec->format));
+    *sample = (kit_sample){
+        kit_run_tile_stats_grad, &c->pass, judge_sample, c, (with_target ? 3 : 2) * size_of * count, 17 * count};
 }
 
 void cases_tile_stats_grad(kit *k) {
     const bool has_pass = OH_BACKEND_HAS(k->table, tile_stats_grad);
     const bool has_takes = OH_BACKEND_HAS(k->table, tile_stats_grad_takes);
-    int32_t last = -1;
     if (has_pass != has_takes && kit_begin(k, CONFORM_TILE_STATS_GRAD, "tile_stats_grad/both-or-neither")) {
         kit_fail(k, "%s is NULL, and the other isn't", has_pass ? "tile_stats_grad_takes" : "tile_stats_grad");
         kit_end(k);
@@ -227,9 +259,9 @@ void cases_tile_stats_grad(kit *k) {
     for (int32_t format = OH_TILE_F32; format <= OH_TILE_DIFF; ++format) {
         if (!(k->table->tile_formats >> format & 1u)) continue;
         check_format(k, format);
+        check_many(k, format);
         check_second_read(k, format, OH_TERM_JSD);
         check_second_read(k, format, OH_TERM_TV);
-        last = format;
+        check_refusals(k, format);
     }
-    if (last >= 0) check_refusals(k, k->table->tile_formats & 1u ? OH_TILE_F32 : last);
 }
