@@ -9,12 +9,11 @@
 
 #include "gemm.h"
 
-/* How many clusters of a launch of tile_stats_grad run at a time: of the last shape that was asked for. */
+/* How tile_stats_grad is launched, for the last shape that was asked for: blocks of a cluster, and clusters at a time. */
 struct once_fit {
     const void *kernel;
-    int ranks;
-    size_t bytes;
-    int clusters;
+    int64_t columns;
+    int ranks, clusters;
 };
 
 struct oh_device {

@@ -321,6 +321,10 @@ int main(int argc, char **argv) {
     cases.push_back(open_case(context, "ce, bf16 tile, all rows, no target", &r, &s, stream, true));
     cases.back().in.label = labels.data();
     cases.back().in.label_dtype = OH_I32;
+    r.objective.top_k_count = 0;
+    cases.push_back(open_case(context, "ce, bf16 tile, all rows, no target, no lists", &r, &s, stream, false));
+    cases.back().in.label = labels.data();
+    cases.back().in.label_dtype = OH_I32;
     r = gpu_request(&shared, OH_TILE_BF16, o.chunk);
     r.objective.first_slot = 0;
     cases.push_back(

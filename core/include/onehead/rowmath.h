@@ -70,7 +70,7 @@ OH_ROW void oh_row_terms(const oh_objective *o, const oh_row_stats *s, const oh_
             c[7] += lambda * e / columns;
         }
         term[OH_TERM_CE] = l;
-        c[0] += lambda * (1 + 2 * o->z_loss * lse);
+        c[0] += o->z_loss != 0 ? lambda * (1 + 2 * o->z_loss * lse) : lambda;
         c[5] += lambda * (1 - e);
     }
     double kl = 0;
