@@ -10,7 +10,7 @@
 #include "gemm.h"
 
 /* How tile_stats_grad is launched, for the last shape that was asked for: blocks of a cluster, and clusters at a time. */
-struct once_fit {
+struct share_fit {
     const void *kernel;
     int64_t columns;
     int ranks, clusters;
@@ -25,7 +25,7 @@ struct oh_device {
     oh_error last;    /* of the latest call that failed */
     oh_status fault;  /* a fault of the device: every later call returns it */
     gemm_table gemms; /* algorithms by shape */
-    once_fit once;
+    share_fit share;
 };
 
 struct oh_queue {

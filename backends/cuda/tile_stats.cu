@@ -66,9 +66,16 @@ struct base_move {
 
 static __device__ __forceinline__ base_move move_to(float base, float offset, float max) {
     if (!(base > -INFINITY)) return base_move{0, 0, 1, divisor{1, 1}};
-    const double distance = (double)base - (double)max;
-    return base_move{exponent_correction(offset, max), distance, (double)exp2f((float)(distance * (double)LOG2_E)),
-                     divisor_of(exp2_fast(exponent(base, offset)))};
+    const double distance = (double)base - (double)max, d = exponent_correction(offset, max);
+    const float factor = exp2f((float)(distance * (double)LOG2_E));
+    /* So far below the maximum that its own exponentials, whose offset is rounded too, may be none of f32. */
+    if (factor == 0) return base_move{d, distance, 0, divisor{1, 1}};
+    return base_move{d, distance, (double)factor, divisor_of(exp2_fast(exponent(base, offset)))};
+}
+
+/* A factor of 0 leaves nothing, whatever the sum. */
+static __device__ __forceinline__ double moved(double factor, double sum) {
+    return factor == 0 ? 0 : factor * sum;
 }
 
 /* The thread's sums relative to the row's maxima, in natural units. */
@@ -77,14 +84,14 @@ static __device__ __forceinline__ void thread_sums(const thread_stats &s, float 
     const double to_natural = 1.0 / (double)LOG2_E;
     const base_move z = move_to(s.z_base, s.z_offset, z_max), t = move_to(s.t_base, s.t_offset, t_max);
     const double z_sum = divided((double)s.z_sum, z.by), t_sum = divided((double)s.t_sum, t.by);
-    sums[SUM_Z] = z.factor * z_sum;
-    sums[SUM_T] = t.factor * t_sum;
+    sums[SUM_Z] = moved(z.factor, z_sum);
+    sums[SUM_T] = moved(t.factor, t_sum);
     if constexpr (sums_formed(WANT) >= 4) {
-        sums[SUM_Z_DOT] = z.factor * fma(z.base, z_sum, divided((double)s.z_dot, z.by));
-        sums[SUM_KL] = to_natural * t.factor * moved_dot((double)s.kl_dot * t.by.inverse, t.d - z.d, t_sum);
+        sums[SUM_Z_DOT] = moved(z.factor, fma(z.base, z_sum, divided((double)s.z_dot, z.by)));
+        sums[SUM_KL] = to_natural * moved(t.factor, moved_dot((double)s.kl_dot * t.by.inverse, t.d - z.d, t_sum));
     }
     if constexpr (sums_formed(WANT) >= 8) {
-        sums[SUM_RKL] = to_natural * z.factor * moved_dot((double)s.rkl_dot * z.by.inverse, z.d - t.d, z_sum);
+        sums[SUM_RKL] = to_natural * moved(z.factor, moved_dot((double)s.rkl_dot * z.by.inverse, z.d - t.d, z_sum));
         sums[SUM_TOTAL] = (double)s.z_total;
         sums[SUM_COUNT] = sums[SUM_COUNT + 1] = 0;
     }

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(SHARE_THREADS, SHARE_BLOCKS)
 
 /* ----------------------------------------------------------------------------------------------------- dispatch ---- */
 
-typedef void (*once_kernel)(const share_pass);
+typedef void (*share_kernel)(const share_pass);
 
 #define ALL_WANTS (OH_WANT_ENTROPY | OH_WANT_TOTAL)
 #define KERNELS(format)                                                                                                \
@@ -30,9 +30,9 @@ typedef void (*once_kernel)(const share_pass);
             tile_stats_grad_kernel<format, ALL_WANTS>                                                                  \
     }
 
-static const once_kernel kernels[2][3] = {KERNELS(OH_TILE_BF16), KERNELS(OH_TILE_F16)};
+static const share_kernel kernels[2][3] = {KERNELS(OH_TILE_BF16), KERNELS(OH_TILE_F16)};
 
-static once_kernel kernel_for(const oh_tile_stats_grad *pass) {
+static share_kernel kernel_for(const oh_tile_stats_grad *pass) {
     const uint32_t want = pass->stats.want;
     return kernels[pass->stats.tile.format == OH_TILE_F16][want & OH_WANT_TOTAL ? 2 : want ? 1 : 0];
 }
@@ -47,13 +47,13 @@ static int pass_valid(const oh_tile_stats_grad *pass) {
            (tile->rows == 1 || g->out_ld == tile->draft_ld);
 }
 
-struct once_launch {
+struct share_launch {
     int share;
     cudaLaunchAttribute cluster;
     cudaLaunchConfig_t config;
 };
 
-static void launch_for(once_launch *l, int ranks, int64_t columns, cudaStream_t stream) {
+static void launch_for(share_launch *l, int ranks, int64_t columns, cudaStream_t stream) {
     const int64_t vectors = columns / 8, warps = (int64_t)ranks * SHARE_WARPS;
     l->share = (int)((vectors + warps - 1) / warps);
     l->cluster.id = cudaLaunchAttributeClusterDimension;
@@ -67,25 +67,29 @@ static void launch_for(once_launch *l, int ranks, int64_t columns, cudaStream_t 
     l->config.numAttrs = 1;
 }
 
-/* The cluster whose blocks hold a row so that several fit a multiprocessor, and most of them run at a time; 0 clusters: the
- * device can't. Asked once for a shape. */
-static once_fit fit_for(oh_device *device, once_kernel kernel, int64_t columns) {
-    once_fit *fit = &device->once;
-    if (fit->kernel == (const void *)kernel && fit->columns == columns) return *fit;
-    *fit = once_fit{(const void *)kernel, columns, 0, 0};
-    const device_guard guard(device);
+/* Blocks of a cluster, by the row's length alone, so that sums are in the same order on every device: the fewest that hold
+ * a row, of the sizes that leave no place unused in a graphics cluster of 16 multiprocessors. 0: none does. */
+static int ranks_for(int64_t columns) {
     for (int ranks = 1; ranks <= SHARE_RANKS_MAX; ++ranks) {
-        once_launch l;
-        int clusters;
+        share_launch l;
         launch_for(&l, ranks, columns, NULL);
-        if (l.config.dynamicSmemBytes > SHARE_BYTES) continue;
-        if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &l.config) != cudaSuccess) {
-            (void)cudaGetLastError();
-            continue;
-        }
-        /* A row's end is more work the more blocks share it. */
-        if (ranks * clusters * 16 > fit->ranks * fit->clusters * 17) fit->ranks = ranks, fit->clusters = clusters;
+        if (16 * SHARE_BLOCKS % ranks == 0 && l.config.dynamicSmemBytes <= SHARE_BYTES) return ranks;
     }
+    return 0;
+}
+
+/* How it is launched, asked once for a shape; 0 clusters: the device can't. */
+static share_fit fit_for(oh_device *device, share_kernel kernel, int64_t columns) {
+    share_fit *fit = &device->share;
+    if (fit->kernel == (const void *)kernel && fit->columns == columns) return *fit;
+    *fit = share_fit{(const void *)kernel, columns, ranks_for(columns), 0};
+    if (fit->ranks == 0) return *fit;
+    const device_guard guard(device);
+    share_launch l;
+    launch_for(&l, fit->ranks, columns, NULL);
+    if (cudaOccupancyMaxActiveClusters(&fit->clusters, kernel, &l.config) == cudaSuccess) return *fit;
+    (void)cudaGetLastError();
+    fit->clusters = 0;
     return *fit;
 }
 
@@ -111,9 +115,9 @@ oh_status cuda_tile_stats_grad(oh_queue *queue, const oh_tile_stats_grad *pass) 
         return device_fail(device, OH_UNSUPPORTED, "cuda: tile_stats_grad of a call that it doesn't take");
     if (tile->rows == 0) return OH_OK;
     const device_guard guard(device);
-    const once_kernel kernel = kernel_for(pass);
-    const once_fit fit = fit_for(device, kernel, tile->columns);
-    once_launch launch;
+    const share_kernel kernel = kernel_for(pass);
+    const share_fit fit = fit_for(device, kernel, tile->columns);
+    share_launch launch;
     launch_for(&launch, fit.ranks, tile->columns, queue->stream);
     launch.config.gridDim.x = (unsigned)((fit.clusters < tile->rows ? fit.clusters : tile->rows) * fit.ranks);
     /* No column has the maximum yet: z_argmax of all rows is -1. */
@@ -126,7 +130,7 @@ oh_status cuda_tile_stats_grad(oh_queue *queue, const oh_tile_stats_grad *pass) 
 
 cudaError_t tile_stats_grad_load(void) {
     for (const auto &of_format : kernels)
-        for (once_kernel kernel : of_format) {
+        for (share_kernel kernel : of_format) {
             const cudaError_t error = stream_load((const void *)kernel, SHARE_BYTES);
             if (error != cudaSuccess) return error;
         }

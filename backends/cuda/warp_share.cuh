@@ -135,6 +135,11 @@ template <int FORMAT, uint32_t WANT> struct warp_share {
         while (!cuda::ptx::mbarrier_try_wait_parity(barrier, phase)) {
         }
     }
+    /* For what other blocks have written. */
+    static __device__ __forceinline__ void wait_posted(uint64_t *barrier, unsigned phase) {
+        while (!cuda::ptx::mbarrier_try_wait_parity(cuda::ptx::sem_acquire, cuda::ptx::scope_cluster, barrier, phase)) {
+        }
+    }
     static __device__ __forceinline__ void expect(uint64_t *barrier, int bytes) {
         (void)cuda::ptx::mbarrier_arrive_expect_tx(cuda::ptx::sem_release, cuda::ptx::scope_cta,
                                                    cuda::ptx::space_shared, barrier, (uint32_t)bytes);
@@ -206,7 +211,7 @@ template <int FORMAT, uint32_t WANT> struct warp_share {
         if (!ALL_FINITE && z == -INFINITY) return;
         const float e = exp2_fast(exponent(z, offset));
         sums[SHARE_Z] += e;
-        if (WANT & OH_WANT_ENTROPY) sums[SHARE_Z_DOT] = fmaf(e, z - max, sums[SHARE_Z_DOT]);
+        if (WANT & OH_WANT_ENTROPY && (ALL_FINITE || e > 0)) sums[SHARE_Z_DOT] = fmaf(e, z - max, sums[SHARE_Z_DOT]);
         if (WANT & OH_WANT_TOTAL) sums[SHARE_TOTAL] += z;
     }
 
@@ -267,6 +272,7 @@ template <int FORMAT, uint32_t WANT> struct warp_share {
         constexpr int COUNT = SUMS == 3 ? 4 : SUMS, LANES = 32 / COUNT;
         static_assert(LANES >= SHARE_RANKS_MAX, "a lane for each block");
         int which;
+        __syncwarp(); /* what its lanes read of the row before is read by now */
         post(set, shared->best[set], (unsigned long long)ordered_bits(best.max) << 32 | best.flags, lane);
         const double sum = warp_sums<COUNT>(sums, &which);
         if (which < SUMS) post(set, shared->sums[set][which], sum, lane % LANES);
@@ -298,6 +304,7 @@ template <int FORMAT, uint32_t WANT> struct warp_share {
                 sums[SHARE_TOTAL] += shared->sums[set][SHARE_TOTAL][from];
             if (!(max > -INFINITY)) continue;
             const double factor = (double)exp2f((float)((double)exponent_offset(max) - (double)offset));
+            if (factor == 0) continue; /* so far away that its own sums may not be finite */
             const double sum = shared->sums[set][SHARE_Z][from];
             sums[SHARE_Z] = fma(factor, sum, sums[SHARE_Z]);
             if (!(WANT & OH_WANT_ENTROPY) || !all) continue;
@@ -407,13 +414,15 @@ template <int FORMAT, uint32_t WANT> struct warp_share {
         share_best own = look(tail);
         if (own.flags == 0) {
             add_all<true>(sums, own.max, tail);
+            /* A logit so far below the maximum that their distance is no number of f32. */
+            if (WANT & OH_WANT_ENTROPY && isnan(sums[SHARE_Z_DOT])) add_all<false>(sums, own.max, tail);
         } else {
             own.max = look_again(tail);
             add_all<false>(sums, own.max, tail);
         }
         const int set = turn % 2;
         post_all(set, own, sums);
-        wait(&shared->posted[set], (unsigned)turn / 2 % 2);
+        wait_posted(&shared->posted[set], (unsigned)turn / 2 % 2);
         expect_posts(set);
         const bool tells = turn % posts() == rank * SHARE_WARPS + warp;
         const share_row row = read_posts(set, tells);

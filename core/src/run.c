@@ -252,7 +252,7 @@ static oh_tile_grad gradient(const oh_step *step, const oh_tile_view *view) {
 static int takes_both(const oh_step *step, const oh_chunk *chunk, const oh_stage *stage, const oh_tile_view *view,
                       oh_tile_stats_grad *pass) {
     const oh_plan *plan = step->plan;
-    if (!stage->first_read || !stage->tile_grad || stage->second_read) return 0;
+    if (!stage->first_read || !stage->tile_grad || stage->second_read || !(stage->parts & OH_FINISH_COEF)) return 0;
     if (view->columns != plan->request.vocab_valid || plan->request.target_vocab) return 0;
     if (oh_dtype_size(plan->formats.grad_dtype) != oh_dtype_size(plan->formats.tile_dtype)) return 0;
     *pass = (oh_tile_stats_grad){.stats = first_read(step, chunk, stage, view),
