@@ -160,6 +160,12 @@ static __device__ __forceinline__ best_logits read_bests(const oh_tile_view &vie
     return of;
 }
 
+/* Whether an offset is rounded so coarsely that the maximum's own exponential may be none of f32. Beside logits that are
+ * some, these add nothing, and their sum is only not to be infinite: a panel of masked columns has such a maximum. */
+static __device__ __forceinline__ bool is_far(float max) {
+    return max > -INFINITY && fabsf(max) > 0x1p30f;
+}
+
 /* What a row leaves, by one warp. */
 template <uint32_t WANT, class ROW>
 static __device__ void finish_row(const oh_tile_stats &s, const stats_shared *shared, const ROW &row, int64_t index,
@@ -180,6 +186,8 @@ static __device__ void finish_row(const oh_tile_stats &s, const stats_shared *sh
     part.kl_dot = __shfl_sync(0xffffffffu, sum, SUM_KL);
     part.rkl_dot = __shfl_sync(0xffffffffu, sum, SUM_RKL);
     part.z_total = __shfl_sync(0xffffffffu, sum, SUM_TOTAL);
+    if (is_far(part.z_max)) part.z_sum = 1, part.z_dot = part.rkl_dot = 0;
+    if (is_far(part.t_max)) part.t_sum = 1, part.kl_dot = 0;
     const int z_column = column_of_best(of.z_column, of.z, bests.z);
     const int t_column = column_of_best(of.t_column, of.t, bests.t);
     if (bests.z) part.z_argmax = first + z_column;
