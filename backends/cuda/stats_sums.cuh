@@ -29,15 +29,20 @@ struct thread_stats {
     unsigned flags;
 };
 
+/* A factor of 0 leaves nothing, whatever the sum: what is that far below a maximum may have had sums that f32 can't hold. */
+template <class T> static __device__ __forceinline__ T moved(T factor, T sum) {
+    return factor == 0 ? 0 : factor * sum;
+}
+
 /* As oh_row_stats_shift moves a row's. */
 static __device__ __forceinline__ void move_z_offset(thread_stats *s, float max) {
     const float offset = exponent_offset(max);
     if (s->z_base > -INFINITY) {
         const float d = s->z_offset - offset, e = exp2f(d);
-        s->z_dot = e * (s->z_dot + (s->z_base - max) * s->z_sum);
-        s->rkl_dot = e * (s->rkl_dot + d * s->z_sum);
+        s->z_dot = moved(e, s->z_dot + (s->z_base - max) * s->z_sum);
+        s->rkl_dot = moved(e, s->rkl_dot + d * s->z_sum);
         s->kl_dot -= d * s->t_sum;
-        s->z_sum *= e;
+        s->z_sum = moved(e, s->z_sum);
     }
     s->z_base = max;
     s->z_offset = offset;
@@ -47,9 +52,9 @@ static __device__ __forceinline__ void move_t_offset(thread_stats *s, float max)
     const float offset = exponent_offset(max);
     if (s->t_base > -INFINITY) {
         const float d = s->t_offset - offset, e = exp2f(d);
-        s->kl_dot = e * (s->kl_dot + d * s->t_sum);
+        s->kl_dot = moved(e, s->kl_dot + d * s->t_sum);
         s->rkl_dot -= d * s->z_sum;
-        s->t_sum *= e;
+        s->t_sum = moved(e, s->t_sum);
     }
     s->t_base = max;
     s->t_offset = offset;

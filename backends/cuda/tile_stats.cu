@@ -73,11 +73,6 @@ static __device__ __forceinline__ base_move move_to(float base, float offset, fl
     return base_move{d, distance, (double)factor, divisor_of(exp2_fast(exponent(base, offset)))};
 }
 
-/* A factor of 0 leaves nothing, whatever the sum. */
-static __device__ __forceinline__ double moved(double factor, double sum) {
-    return factor == 0 ? 0 : factor * sum;
-}
-
 /* The thread's sums relative to the row's maxima, in natural units. */
 template <uint32_t WANT>
 static __device__ __forceinline__ void thread_sums(const thread_stats &s, float z_max, float t_max, double *sums) {
