@@ -208,6 +208,10 @@ class TestMany(unittest.TestCase):
         done = run("run", self.batches, "--lm-head", self.head, "--threads", "1", "--resume", state)
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertRegex(done.stderr, r"\Aonehead: run: \S*/b0\.safetensors: changed since .*state\.json.*\n\Z")
+        os.utime(self.head, ns=(1, 1))
+        done = run("run", self.batches, "--lm-head", self.head, "--threads", "1", "--resume", state)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertRegex(done.stderr, r"\Aonehead: run: \S*head\S*: changed since .*state\.json.*\n\Z")
         for text in ("", "{}", '{"settings": 1, "files": 2}'):
             with open(state, "w") as file:
                 file.write(text)

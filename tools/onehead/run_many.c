@@ -274,6 +274,7 @@ static oh_status run_batches(pass *p, oh_error *error) {
 static oh_status open_head(pass *p, oh_error *error) {
     if (p->o->lm_head == NULL) return OH_OK;
     const oh_status status = ckpt_open(&p->head, p->o->lm_head, error);
+    if (status == OH_OK) p->total.head = st_file_stamp(p->head.file);
     if (status == OH_IO) return error->status = OH_BAD_DATA; /* OH_IO is left to what can't be written */
     return status;
 }
@@ -330,9 +331,9 @@ static oh_status run_pass(pass *p, oh_error *error) {
     oh_status status = check_options(p->o, error);
     if (status == OH_OK) status = batch_list_make(&p->list, p->o->inputs, p->o->input_count, error);
     if (status == OH_OK) status = run_sums_init(&p->total, &p->o->request.objective, error);
+    if (status == OH_OK) status = open_head(p, error);
     if (status == OH_OK && p->o->resume_file != NULL)
         status = run_sums_load(&p->total, p->o->resume_file, p->o, &p->list, error);
-    if (status == OH_OK) status = open_head(p, error);
     if (status != OH_OK) return status;
     p->step_sums = calloc((size_t)p->total.count, sizeof *p->step_sums);
     if (p->step_sums == NULL) return error_line(error, OH_OUT_OF_MEMORY, "sums", "out of memory");

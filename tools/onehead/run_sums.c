@@ -119,12 +119,13 @@ static json_t *files_json(const batch_list *list, int64_t count) {
 oh_status run_sums_save(const run_sums *s, const char *path, const options *o, const batch_list *list,
                         oh_error *error) {
     json_t *const root = json_pack(
-        "{s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i}, s:f, s:o}", "settings", settings_json(o), "files",
-        files_json(list, s->batches), "done", "batches", (json_int_t)s->batches, "rows", (json_int_t)s->rows,
-        "plan_rows", (json_int_t)s->plan_rows, "plan_target_rows", (json_int_t)s->plan_target_rows, "projections_draft",
-        (json_int_t)s->projections_draft, "projections_target", (json_int_t)s->projections_target, "gemms",
-        (json_int_t)s->gemms, "tile_reads", (json_int_t)s->tile_reads, "has_target", s->has_target, "seconds",
-        s->seconds, "sums", numbers(s->sums, s->count));
+        "{s:o, s:o, s:[I, I], s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i}, s:f, s:o}", "settings", settings_json(o),
+        "files", files_json(list, s->batches), "head", (json_int_t)s->head.bytes, (json_int_t)s->head.modified_ns,
+        "done", "batches", (json_int_t)s->batches, "rows", (json_int_t)s->rows, "plan_rows", (json_int_t)s->plan_rows,
+        "plan_target_rows", (json_int_t)s->plan_target_rows, "projections_draft", (json_int_t)s->projections_draft,
+        "projections_target", (json_int_t)s->projections_target, "gemms", (json_int_t)s->gemms, "tile_reads",
+        (json_int_t)s->tile_reads, "has_target", s->has_target, "seconds", s->seconds, "sums",
+        numbers(s->sums, s->count));
     char *const text = root == NULL ? NULL : json_text(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
     json_decref(root);
     if (text == NULL) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory, or a name that isn't UTF-8");
@@ -167,6 +168,16 @@ static oh_status check_file(const json_t *done, int64_t index, const char *path,
     if (ran_out) return error_line(error, OH_OUT_OF_MEMORY, path, "out of memory");
     if (same) return OH_OK;
     return error_line(error, OH_BAD_DATA, name, "changed since its sums went into %.100s, expected it as it was", path);
+}
+
+static oh_status check_head(const json_t *root, const run_sums *s, const char *path, const options *o,
+                            oh_error *error) {
+    const json_t *const head = json_object_get(root, "head");
+    if (json_integer_value(json_array_get(head, 0)) == s->head.bytes &&
+        json_integer_value(json_array_get(head, 1)) == s->head.modified_ns)
+        return OH_OK;
+    return error_line(error, OH_BAD_DATA, o->lm_head ? o->lm_head : "lm_head",
+                      "changed since its sums went into %.100s, expected it as it was", path);
 }
 
 /* Those that are done; what comes after them is yet to be read. */
@@ -222,6 +233,7 @@ oh_status run_sums_load(run_sums *s, const char *path, const options *o, const b
         status = json_ran_out() ? error_line(error, OH_OUT_OF_MEMORY, path, "out of memory")
                                 : error_line(error, OH_BAD_DATA, path,
                                              "its sums are damaged, expected those of %" PRId64 " figures", s->count);
+    if (status == OH_OK) status = check_head(root, s, path, o, error);
     if (status == OH_OK) status = check_files(root, s->batches, path, list, error);
     json_decref(root);
     return status;

@@ -2,7 +2,7 @@
  *
  * The file is JSON; sums are hexadecimal floating-point texts, so that a continued pass adds to exactly the same
  * numbers. It names the settings, and the files that are done: they must be the first of the pass that continues, and as
- * they were. Those after them may have changed: the sums are of what is read. */
+ * they were, as must be the weight that all share. Files after them may have changed: the sums are of what is read. */
 #ifndef ONEHEAD_TOOL_RUN_SUMS_H
 #define ONEHEAD_TOOL_RUN_SUMS_H
 
@@ -14,9 +14,10 @@ typedef struct run_sums {
     int64_t plan_rows,
         plan_target_rows; /* that the latest plan was made for: chunks, and with them roundings, follow */
     int64_t projections_draft, projections_target, gemms, tile_reads;
-    double seconds; /* of steps */
-    int has_target; /* -1: no batch yet */
-    double *sums;   /* [count], oh_sum_count(objective) */
+    double seconds;  /* of steps */
+    int has_target;  /* -1: no batch yet */
+    file_stamp head; /* of --lm-head's file; 0 without one */
+    double *sums;    /* [count], oh_sum_count(objective) */
     int64_t count;
 } run_sums;
 
