@@ -16,7 +16,9 @@
 #include "tiles.cuh"
 
 enum {
-    SHARE_WARPS = 8, /* of a block */
+    /* Of a block. More, or more stages, spill registers: into a cache that the shared memory leaves little of, so that a few
+     * bytes cost a sixth of the pass. The build refuses them. */
+    SHARE_WARPS = 8,
     SHARE_THREADS = 32 * SHARE_WARPS,
     SHARE_BLOCKS = 3,        /* of a multiprocessor: while warps of one wait, others work */
     SHARE_STAGES = 2,        /* of a warp's share, each with barriers of its own */
