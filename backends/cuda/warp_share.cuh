@@ -11,6 +11,7 @@
 
 #include <cooperative_groups.h>
 #include <cuda/ptx>
+#include <type_traits>
 
 #include "device.h"
 #include "tiles.cuh"
@@ -47,27 +48,19 @@ struct share_shared {
 };
 
 /* Largest and smallest of a thread's pairs of 16-bit logits; a NaN is the largest. */
-template <int FORMAT> struct pair_extremes;
-template <> struct pair_extremes<OH_TILE_BF16> {
-    static constexpr unsigned NEG_INF = 0xff80ff80u, INF = 0x7f807f80u;
-    __nv_bfloat162 max, min;
+template <int FORMAT> struct pair_extremes {
+    static constexpr bool BF16 = FORMAT == OH_TILE_BF16;
+    static constexpr unsigned NEG_INF = BF16 ? 0xff80ff80u : 0xfc00fc00u, INF = NEG_INF ^ 0x80008000u;
+    typedef typename std::conditional<BF16, __nv_bfloat162, __half2>::type pair;
+    pair max, min;
+
+    __device__ __forceinline__ pair_extremes() : max(of_bits(NEG_INF)), min(of_bits(INF)) {}
+    static __device__ __forceinline__ pair of_bits(unsigned bits) { return *(const pair *)&bits; }
     __device__ __forceinline__ void add(unsigned bits) {
-        const __nv_bfloat162 pair = *(const __nv_bfloat162 *)&bits;
-        max = __hmax2_nan(max, pair), min = __hmin2(min, pair);
+        max = __hmax2_nan(max, of_bits(bits)), min = __hmin2(min, of_bits(bits));
     }
-    __device__ __forceinline__ void unpack(float *of_max, float *of_min) const {
-        unpack_bf16(*(const unsigned *)&max, of_max), unpack_bf16(*(const unsigned *)&min, of_min);
-    }
-};
-template <> struct pair_extremes<OH_TILE_F16> {
-    static constexpr unsigned NEG_INF = 0xfc00fc00u, INF = 0x7c007c00u;
-    __half2 max, min;
-    __device__ __forceinline__ void add(unsigned bits) {
-        const __half2 pair = *(const __half2 *)&bits;
-        max = __hmax2_nan(max, pair), min = __hmin2(min, pair);
-    }
-    __device__ __forceinline__ void unpack(float *of_max, float *of_min) const {
-        unpack_f16(*(const unsigned *)&max, of_max), unpack_f16(*(const unsigned *)&min, of_min);
+    static __device__ __forceinline__ void unpack(const pair &from, float *to) {
+        BF16 ? unpack_bf16(*(const unsigned *)&from, to) : unpack_f16(*(const unsigned *)&from, to);
     }
 };
 
@@ -170,7 +163,6 @@ template <int FORMAT, uint32_t WANT> struct warp_share {
     __device__ __forceinline__ share_best look(float tail) const {
         pair_extremes<FORMAT> extremes;
         float max[2], min[2];
-        *(unsigned *)&extremes.max = extremes.NEG_INF, *(unsigned *)&extremes.min = extremes.INF;
 #pragma unroll
         for (int s = 0; s < SHARE_STAGES; ++s) {
             wait_full(s);
@@ -180,7 +172,7 @@ template <int FORMAT, uint32_t WANT> struct warp_share {
                 extremes.add(bits.x), extremes.add(bits.y), extremes.add(bits.z), extremes.add(bits.w);
             }
         }
-        extremes.unpack(max, min);
+        extremes.unpack(extremes.max, max), extremes.unpack(extremes.min, min);
         unsigned flags = (share_flags(min[0]) | share_flags(min[1])) & OH_ROW_Z_NEG_INF;
         flags |= (share_flags(max[0]) | share_flags(max[1])) & OH_ROW_Z_BAD;
         float most = fmaxf(max[0], max[1]);
