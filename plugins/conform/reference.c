@@ -212,6 +212,8 @@ void reference_grad(const tile *t, int64_t row, const oh_row_coef *c, uint32_t f
         want[v] = dz * t->slope[at];
         bound[v] = error * fabs(t->slope[at]) + fabs(dz) * t->slope_error[at] + 2 * U * fabs(want[v]);
         bound[v] += float_unit(out_dtype) * (fabs(want[v]) + bound[v]) + float_floor(out_dtype);
-        spread[v] = has_target && c->c4 != 0 && undecided(&p, &q) ? (double)NAN : bound[v];
+        /* Where what differs between columns is less than a rounding, all are ck rounded, by the same error. */
+        const bool alike = fabs(of_p - of_y - of_q) * fabs(t->slope[at]) < bound[v] && ck != 0;
+        spread[v] = alike || (has_target && c->c4 != 0 && undecided(&p, &q)) ? (double)NAN : bound[v];
     }
 }

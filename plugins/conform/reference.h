@@ -38,7 +38,7 @@ typedef struct row_overlap {
 row_overlap reference_overlap(const tile *t, int64_t row, const oh_row_stats *stats);
 
 /* The gradient by the coefficients that the operation is given. want, bound, spread: [columns]; spread is the bound but
- * for columns where rounding may decide p <= q either way: NaN. */
+ * for columns where rounding may decide p <= q either way, or whose error is that of others too: NaN. */
 void reference_grad(const tile *t, int64_t row, const oh_row_coef *coef, uint32_t form, int32_t out_dtype, double *want,
                     double *bound, double *spread);
 
