@@ -174,6 +174,7 @@ void cases_tile_overlap(kit *k);
 void cases_tile_grad(kit *k);
 void cases_tile_grad_overlap(kit *k);
 void cases_tile_stats_grad(kit *k);
+void cases_tile_overflow(kit *k);
 void cases_row_finish(kit *k);
 void cases_step_finish(kit *k);
 void cases_row_labels(kit *k);

@@ -36,6 +36,12 @@ oh_status kit_run_tile_stats_grad(const kit_seat *seat, const void *arguments) {
     return seat->table->tile_stats_grad(seat->queue, arguments);
 }
 
+oh_status kit_run_tile_overflow(const kit_seat *seat, const void *arguments) {
+    if (OH_BACKEND_HAS(seat->table, tile_overflow)) return seat->table->tile_overflow(seat->queue, arguments);
+    const oh_status waited = seat->table->queue_wait(seat->queue);
+    return waited == OH_OK ? oh_portable_tile_overflow(arguments) : waited;
+}
+
 oh_status kit_run_row_select(const kit_seat *seat, const void *arguments) {
     if (OH_BACKEND_HAS(seat->table, row_select)) return seat->table->row_select(seat->queue, arguments);
     const oh_status waited = seat->table->queue_wait(seat->queue);

@@ -24,6 +24,7 @@ oh_status kit_run_tile_grad_overlap(const kit_seat *seat, const void *arguments)
 /* No portable one; whether the table's takes the pass is asked first. */
 int kit_takes_tile_stats_grad(const kit_seat *seat, const oh_tile_stats_grad *pass);
 oh_status kit_run_tile_stats_grad(const kit_seat *seat, const void *arguments);
+oh_status kit_run_tile_overflow(const kit_seat *seat, const void *arguments);
 oh_status kit_run_row_finish(const kit_seat *seat, const void *arguments);
 oh_status kit_run_step_finish(const kit_seat *seat, const void *arguments);
 oh_status kit_run_row_labels(const kit_seat *seat, const void *arguments);

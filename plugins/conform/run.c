@@ -22,6 +22,7 @@ static const char *const op_names[CONFORM_OP_COUNT] = {"device",
                                                        "tile_grad",
                                                        "tile_grad_overlap",
                                                        "tile_stats_grad",
+                                                       "tile_overflow",
                                                        "row_finish",
                                                        "step_finish",
                                                        "row_labels",
@@ -37,6 +38,7 @@ static void name_operations(conform_report *r, const oh_backend *t) {
     r->ops[CONFORM_TILE_GRAD].is_portable = !t->tile_grad;
     r->ops[CONFORM_TILE_GRAD_OVERLAP].is_portable = !OH_BACKEND_HAS(t, tile_grad_overlap);
     r->ops[CONFORM_TILE_STATS_GRAD].is_portable = !OH_BACKEND_HAS(t, tile_stats_grad);
+    r->ops[CONFORM_TILE_OVERFLOW].is_portable = !OH_BACKEND_HAS(t, tile_overflow);
     r->ops[CONFORM_ROW_FINISH].is_portable = !t->row_finish;
     r->ops[CONFORM_STEP_FINISH].is_portable = !t->step_finish;
     r->ops[CONFORM_ROW_LABELS].is_portable = !t->row_labels;
@@ -59,6 +61,7 @@ static void run_cases(kit *k) {
     cases_tile_grad(k);
     cases_tile_grad_overlap(k);
     cases_tile_stats_grad(k);
+    cases_tile_overflow(k);
     cases_row_finish(k);
     cases_step_finish(k);
     cases_row_labels(k);
