@@ -63,6 +63,21 @@
     X(TAKEN_AND_REFUSED, "taken-and-refused", tile_stats_grad)                                                         \
     X(WORKS_UNTAKEN, "works-untaken", tile_stats_grad)                                                                 \
     X(TAKES_SECOND_READ, "takes-second-read", tile_stats_grad)                                                         \
+    X(NO_WORK_TILE_OVERFLOW, "no-work-tile-overflow", tile_overflow)                                                   \
+    X(SOURCE_NOT_ASKED, "source-not-asked", tile_overflow)                                                             \
+    X(FIRST_FROM_ZERO, "first-from-zero", tile_overflow)                                                               \
+    X(FIRST_FORGOTTEN, "first-forgotten", tile_overflow)                                                               \
+    X(FLAGS_REPLACED, "flags-replaced", tile_overflow)                                                                 \
+    X(UNFLAGGED_SEARCHED, "unflagged-searched", tile_overflow)                                                         \
+    X(FOUND_AGAIN, "found-again", tile_overflow)                                                                       \
+    X(NEGATIVE_OVERLOOKED, "negative-overlooked", tile_overflow)                                                       \
+    X(TARGET_NOT_SEARCHED, "target-not-searched", tile_overflow)                                                       \
+    X(SUBTRACT_IGNORED, "subtract-ignored", tile_overflow)                                                             \
+    X(WEIGHT_MAP_IGNORED, "weight-map-ignored", tile_overflow)                                                         \
+    X(NOT_COUNTED, "not-counted", tile_overflow)                                                                       \
+    X(EMPTY_PLACE_FIRST, "empty-place-first", tile_overflow)                                                           \
+    X(STATISTICS_WRITTEN, "statistics-written", tile_overflow)                                                         \
+    X(IMPOSSIBLE_SEARCH, "impossible-search", tile_overflow)                                                           \
     X(NO_WORK_ROW_FINISH, "no-work-row-finish", row_finish)                                                            \
     X(LAST_BLOCK_DROPPED, "last-block-dropped", row_finish)                                                            \
     X(DONE_NOT_TOLD, "done-not-told", row_finish)                                                                      \
@@ -110,6 +125,7 @@ oh_status shim_tile_overlap(oh_queue *queue, const oh_tile_overlap *overlap);
 oh_status shim_tile_grad(oh_queue *queue, const oh_tile_grad *grad);
 int32_t shim_tile_stats_grad_takes(oh_device *device, const oh_tile_stats_grad *pass);
 oh_status shim_tile_stats_grad(oh_queue *queue, const oh_tile_stats_grad *pass);
+oh_status shim_tile_overflow(oh_queue *queue, const oh_tile_overflow *overflow);
 oh_status shim_row_finish(oh_queue *queue, const oh_row_finish *finish);
 oh_status shim_step_finish(oh_queue *queue, const oh_step_finish *finish);
 oh_status shim_row_labels(oh_queue *queue, const oh_row_labels *labels);

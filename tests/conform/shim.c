@@ -180,6 +180,7 @@ static const oh_backend table = {
     .event_close = event_close,
     .event_record = event_record,
     .event_seconds = event_seconds,
+    .tile_overflow = shim_tile_overflow,
     .tile_stats_grad_takes = shim_tile_stats_grad_takes,
     .tile_stats_grad = shim_tile_stats_grad,
 };
