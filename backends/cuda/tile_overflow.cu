@@ -44,6 +44,8 @@ __global__ void __launch_bounds__(THREADS) tile_overflow_kernel(const oh_tile_ov
     const int64_t i = blockIdx.x;
     const unsigned flags = o.stats[i].flags;
     if (flags == 0 || flags & OH_ROW_OVERFLOW) return;
+    const int64_t source = o.draft.map ? o.draft.map[i] : i;
+    if (source < 0) return;
     bool overflows = row_overflows(o.tile, o.draft, o.tile.draft, o.tile.draft_ld, i);
     if (!overflows && o.tile.target) {
         const int64_t t = o.tile.target_row ? o.tile.target_row[i] : i;
@@ -53,7 +55,7 @@ __global__ void __launch_bounds__(THREADS) tile_overflow_kernel(const oh_tile_ov
     o.stats[i].flags = flags | OH_ROW_Z_BAD | OH_ROW_OVERFLOW;
     /* Whole numbers: the order of additions doesn't show. Row numbers are positive: their bits order as they do. */
     atomicAdd(&o.found[0], 1.0);
-    const double row = (double)((o.draft.map ? o.draft.map[i] : i) + 1);
+    const double row = (double)(source + 1);
     unsigned long long *const lowest = (unsigned long long *)&o.found[1];
     unsigned long long seen = *lowest;
     while (seen == 0 || (unsigned long long)__double_as_longlong(row) < seen) {
@@ -63,8 +65,13 @@ __global__ void __launch_bounds__(THREADS) tile_overflow_kernel(const oh_tile_ov
     }
 }
 
+static int is_element(int32_t dtype) {
+    return dtype == OH_F32 || dtype == OH_BF16 || dtype == OH_F16;
+}
+
 static int source_valid(const oh_tile_source *s) {
     if (!s->rows) return 1;
+    if (!is_element(s->rows_dtype) || !is_element(s->weight_dtype)) return 0;
     const uintptr_t element = (uintptr_t)element_bytes(s->rows_dtype),
                     of_weight = (uintptr_t)element_bytes(s->weight_dtype);
     if (s->hidden < 0 || s->ld < s->hidden || s->weight_ld < s->hidden || !s->weight) return 0;

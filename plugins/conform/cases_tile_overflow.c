@@ -217,13 +217,13 @@ static void set_expected(kit *k, overflow_case *c, const overflow_shape *shape, 
         if (c->kind[row] == ROW_UNLOOKED) flags = 0;
         if (c->kind[row] == ROW_SEEN) flags = OH_ROW_OVERFLOW | OH_ROW_Z_NEG_INF;
         c->before[row].flags = c->want[row] = flags;
-        if (flags == 0 || flags & OH_ROW_OVERFLOW) continue;
+        if (flags == 0 || flags & OH_ROW_OVERFLOW || c->draft.map[row] < 0) continue;
         if (!has_overflow(&c->draft, row) && !(shape->target_rows && has_overflow(&c->target, c->target_row[row])))
             continue;
         const double number = (double)c->draft.map[row] + 1;
         c->want[row] |= OH_ROW_Z_BAD | OH_ROW_OVERFLOW;
         c->found[0] += 1;
-        if (number > 0 && (c->found[1] == 0 || number < c->found[1])) c->found[1] = number;
+        if (c->found[1] == 0 || number < c->found[1]) c->found[1] = number;
     }
 }
 

@@ -75,7 +75,7 @@
     X(SUBTRACT_IGNORED, "subtract-ignored", tile_overflow)                                                             \
     X(WEIGHT_MAP_IGNORED, "weight-map-ignored", tile_overflow)                                                         \
     X(NOT_COUNTED, "not-counted", tile_overflow)                                                                       \
-    X(EMPTY_PLACE_FIRST, "empty-place-first", tile_overflow)                                                           \
+    X(EMPTY_PLACE_SEARCHED, "empty-place-searched", tile_overflow)                                                     \
     X(STATISTICS_WRITTEN, "statistics-written", tile_overflow)                                                         \
     X(IMPOSSIBLE_SEARCH, "impossible-search", tile_overflow)                                                           \
     X(NO_WORK_ROW_FINISH, "no-work-row-finish", row_finish)                                                            \

@@ -36,7 +36,8 @@ static void change_row(const oh_tile_overflow *o, int64_t i, uint32_t before, de
     if (defect == FLAGS_REPLACED && is_new) *flags = found;
     if (defect == UNFLAGGED_SEARCHED && before == 0 && !is_new) *flags = 0;
     if (defect == NOT_COUNTED && is_new && i == 1) o->found[0] -= 1;
-    if (defect == EMPTY_PLACE_FIRST && is_new && o->draft.map && o->draft.map[i] < 0) o->found[1] = 0;
+    if (defect == EMPTY_PLACE_SEARCHED && o->draft.map && o->draft.map[i] < 0 && before != 0 && of_view(&o->tile, i, 0))
+        *flags |= found, o->found[0] += 1;
     if (defect == STATISTICS_WRITTEN && is_new) o->stats[i].z_max = INFINITY;
     if (defect == SOURCE_NOT_ASKED && before != 0 && !(*flags & OH_ROW_OVERFLOW) && of_view(&o->tile, i, 0))
         *flags |= found, o->found[0] += 1;

@@ -329,7 +329,7 @@ typedef struct oh_tile_source {
 } oh_tile_source;
 
 /* Finds what a tile of f16 or diff could not hold, after the tile's first read. Looks at a row only where stats[i].flags
- * isn't 0, so that it costs next to nothing otherwise. Where an element of its draft tile row, or of the target tile
+ * isn't 0, so that it costs next to nothing otherwise, and draft.map[i] not negative: such a row is nobody's. Where an element of its draft tile row, or of the target tile
  * row that it is judged against, isn't finite while its source's product in f32 is, the row overflowed: its flags get
  * OH_ROW_Z_BAD and OH_ROW_OVERFLOW, which leaves it out of everything as a row that is not finite, found[0] grows by 1 and
  * found[1] becomes the lowest such draft.map[i] + 1 (0 means none). A row that already has OH_ROW_OVERFLOW is left as it

@@ -61,7 +61,8 @@ oh_status oh_portable_tile_overflow(const oh_tile_overflow *o) {
     const oh_tile_view *tile = &o->tile;
     for (int64_t i = 0; i < tile->rows; ++i) {
         oh_row_stats *stats = &o->stats[i];
-        if (stats->flags == 0 || stats->flags & OH_ROW_OVERFLOW) continue;
+        const int64_t source = o->draft.map ? o->draft.map[i] : i;
+        if (stats->flags == 0 || stats->flags & OH_ROW_OVERFLOW || source < 0) continue;
         int overflows = row_overflows(tile, &o->draft, tile->draft, tile->draft_ld, i);
         if (!overflows && tile->target) {
             const int64_t t = tile->target_row ? tile->target_row[i] : i;
@@ -69,9 +70,8 @@ oh_status oh_portable_tile_overflow(const oh_tile_overflow *o) {
         }
         if (!overflows) continue;
         stats->flags |= OH_ROW_Z_BAD | OH_ROW_OVERFLOW;
-        const double row = (double)((o->draft.map ? o->draft.map[i] : i) + 1);
         o->found[0] += 1;
-        o->found[1] = oh_sum_merge(OH_SUM_FIRST_NONFINITE, o->found[1], row);
+        o->found[1] = oh_sum_merge(OH_SUM_FIRST_NONFINITE, o->found[1], (double)(source + 1));
     }
     return OH_OK;
 }
