@@ -96,7 +96,7 @@ static int32_t *draw_map(kit *k, const char *stream, int64_t count, int64_t of, 
     const uint64_t key = kit_stream(k, stream);
     for (int64_t i = 0; map && i < of; ++i)
         map[i] = (int32_t)i;
-    for (int64_t i = 0; map && !in_order && i < count; ++i) {
+    for (int64_t i = 0; map && !in_order && i < count && i < of; ++i) {
         const int64_t with = draw_integer(key, i, i, of - 1);
         const int32_t other = map[with];
         map[with] = map[i], map[i] = other;
