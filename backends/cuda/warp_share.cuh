@@ -13,8 +13,7 @@
 #include <cuda/ptx>
 #include <type_traits>
 
-#include "device.h"
-#include "tiles.cuh"
+#include "tile_grad.cuh"
 
 enum {
     /* Of a block. More, or more stages, spill registers: into a cache that the shared memory leaves little of, so that a few
@@ -384,22 +383,13 @@ template <int FORMAT, uint32_t WANT> struct warp_share {
 #pragma unroll
                     for (int e = 0; e < N; ++e)
                         if (from + e == form.label) dz[e] -= form.cy;
-                write_eight<OUT>(out, from, dz);
+                write_vector<N>(out, from, OUT, dz);
             }
             refill(next, s);
         }
         if (tail_column < 0) return;
         const float dz = gradient(form, tail);
         element_write(out, tail_column, OUT, tail_column == form.label ? dz - form.cy : dz);
-    }
-
-    template <int DTYPE>
-    static __device__ __forceinline__ void write_eight(unsigned short *row, int from, const float *x) {
-        unsigned word[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            word[i] = DTYPE == OH_BF16 ? pack_bf16(x[2 * i], x[2 * i + 1]) : pack_f16(x[2 * i], x[2 * i + 1]);
-        __stcs((uint4 *)(row + from), make_uint4(word[0], word[1], word[2], word[3]));
     }
 
     __device__ __forceinline__ void do_row(int index, int next, int turn, int label) {
