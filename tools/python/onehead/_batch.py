@@ -12,6 +12,7 @@ from ._library import InvalidArgument
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int32, torch.int64)
+_AUTOCAST_BY_DEVICE = hasattr(torch, "get_autocast_dtype")
 
 
 class Batch(NamedTuple):
@@ -29,15 +30,16 @@ class Batch(NamedTuple):
     draft_to_target: Optional[Tensor]  # i32 [V] on the host
 
 
-def autocast_dtype(device_type: str) -> Optional[torch.dtype]:
-    """The dtype that autocast would give a linear layer on this device; None outside of autocast."""
-    if device_type not in ("cpu", "cuda"):
+def _autocast_dtype(tensor: Tensor) -> Optional[torch.dtype]:
+    """The dtype that autocast would give a linear layer on this tensor's device; None outside of autocast."""
+    if not (tensor.is_cuda or tensor.is_cpu):
         return None
-    if hasattr(torch, "get_autocast_dtype"):
-        return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-    if device_type == "cpu":
-        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
-    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    if _AUTOCAST_BY_DEVICE:
+        kind = "cuda" if tensor.is_cuda else "cpu"
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if tensor.is_cuda:
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
 
 
 def _check_float(name: str, tensor: Tensor, dims: Optional[int] = None) -> None:
@@ -167,7 +169,7 @@ def make_batch(
     if draft_to_target is not None and target_weight is None:
         raise InvalidArgument("draft_to_target: expected target_hidden and a target_lm_head of the whole vocabulary")
 
-    cast = autocast_dtype(draft.device.type)
+    cast = _autocast_dtype(draft)
     same = target is None or target.dtype == draft.dtype
     hidden = draft.dtype if same else torch.promote_types(draft.dtype, target.dtype)
     draft = _to(draft, cast or hidden)
@@ -199,7 +201,7 @@ def make_batch(
         if tensor is not None and tensor.device != device:
             raise InvalidArgument(f"{name} is on {tensor.device} and draft_hidden on {device}")
     for name, tensor in (("target_row", target_row), ("labels", labels), ("loss_mask", loss_mask)):
-        if tensor is not None and tensor.device.type != "cpu" and tensor.device != device:
+        if tensor is not None and tensor.device != device and not tensor.is_cpu:
             raise InvalidArgument(f"{name} is on {tensor.device} and draft_hidden on {device}: expected it there or on cpu")
     return batch
 
@@ -210,9 +212,9 @@ class HostCopyWarning(UserWarning):
 
 def to_host(name: str, tensor: Optional[Tensor]) -> Optional[Tensor]:
     """A plan is made for it, so it is needed on the host. One that lies elsewhere costs a wait, said once a process."""
-    if tensor is None or tensor.device.type == "cpu":
+    if tensor is None or tensor.is_cpu:
         return tensor
-    if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise InvalidArgument(f"{name} is on {tensor.device}: a captured step needs it in host memory")
     warnings.warn(
         f"onehead: {name} is on {tensor.device}; a plan is made for it, so it is copied to the host each step and the "

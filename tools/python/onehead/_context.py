@@ -24,6 +24,9 @@ MAX_PLANS = 16  # and those that CUDA graphs replay
 #: one plan's are always allowed.
 MAX_WEIGHT_BYTES = 4 << 30
 
+#: What devices are compared with: a device's type is a string that PyTorch makes each time it is asked.
+CPU = torch.device("cpu")
+
 _ALIGNMENT = 256
 
 
@@ -110,20 +113,20 @@ class Context:
 
     def __init__(self, backend: str, device: torch.device, threads: int) -> None:
         self.lock = threading.RLock()
-        self.device = device
+        self.device, self.on_cpu = device, device == CPU
         self.plans: "collections.OrderedDict[Hashable, Plan]" = collections.OrderedDict()
         self.last_plan: Optional[Plan] = None
         self._workspace: Optional[Tensor] = None
         self._workspace_size = 0
         self._weight_bytes_allowed = MAX_WEIGHT_BYTES
-        if device.type == "cuda":
+        if not self.on_cpu:
             memory = torch.cuda.get_device_properties(device).total_memory
             self._weight_bytes_allowed = max(MAX_WEIGHT_BYTES, memory // 8)
         options = S.ContextOptions()
         options.backend = (backend_file(backend) or backend).encode()
         options.device = device.index or 0
         options.threads = threads
-        if device.type == "cuda":
+        if not self.on_cpu:
             options.alloc = S.ContextOptions.ALLOC(self._alloc)
             options.free = S.ContextOptions.FREE(self._free)
         self._options = options  # keeps the callbacks alive
@@ -133,7 +136,7 @@ class Context:
         self.name = table.name.decode()
         self.build = table.build.decode()
         host = bool(table.caps & S.CAP_HOST_MEMORY)
-        if host != (device.type == "cpu"):
+        if host != self.on_cpu:
             where = "host" if host else "device"
             raise InvalidArgument(f"backend {self.name} computes in {where} memory, and the tensors are on {device}")
 
@@ -155,7 +158,7 @@ class Context:
     def plan(self, key: Hashable, request: Callable[[], S.Request]) -> Plan:
         """The plan for `key`, made from `request` where there is none. Only under the lock."""
         plan = self.plans.get(key)
-        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        capturing = not self.on_cpu and torch.cuda.is_current_stream_capturing()
         if plan is None and capturing:
             raise InvalidArgument(
                 "a step of this kind is captured before one has run: run the same call once, outside of the capture "
@@ -173,7 +176,7 @@ class Context:
 
     def _make(self, request: S.Request) -> Plan:
         """A plan, at the price of the others where there is no memory for its weights beside theirs."""
-        if self.device.type == "cuda":  # the weight, which it looks at on a stream of its own, is written by then
+        if not self.on_cpu:  # the weight, which it looks at on a stream of its own, is written by then
             torch.cuda.current_stream(self.device).synchronize()
         try:
             return Plan(self, request)
@@ -198,7 +201,7 @@ class Context:
         """At least `size` bytes (as f64 elements) at the alignment that plans count on. On a CPU one buffer serves all
         plans, which run in turn; on a GPU the caching allocator hands it out in stream order."""
         elements = (size + _ALIGNMENT) // 8 + 1
-        if self.device.type == "cuda":
+        if not self.on_cpu:
             return _aligned(torch.empty(elements, dtype=torch.float64, device=self.device))
         if self._workspace is None or self._workspace_size < size:
             self._workspace = None  # the old one first
@@ -206,7 +209,7 @@ class Context:
         return self._workspace
 
     def stream(self) -> Optional[int]:
-        if self.device.type != "cuda":
+        if self.on_cpu:
             return None
         # The default stream has the handle 0, which the library reads as "one of your own": cudaStreamLegacy is 1.
         return torch.cuda.current_stream(self.device).cuda_stream or 1
@@ -222,13 +225,13 @@ _contexts_lock = threading.Lock()
 
 def context_for(backend: Optional[str], device: torch.device, threads: int) -> Context:
     """The open context for these tensors. `backend` None: openblas for CPU tensors, cuda for CUDA tensors."""
-    if device.type not in ("cpu", "cuda"):
-        raise InvalidArgument(f"tensors on {device}: expected cpu or cuda")
-    name = backend or ("openblas" if device.type == "cpu" else "cuda")
-    key = (name, device, threads or (torch.get_num_threads() if device.type == "cpu" else 0))
+    on_cpu = device == CPU
+    key = (backend or ("openblas" if on_cpu else "cuda"), device, threads or (torch.get_num_threads() if on_cpu else 0))
     found = _contexts.get(key)
     if found is not None:
         return found
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"tensors on {device}: expected cpu or cuda")
     with _contexts_lock:
         if key not in _contexts:
             _contexts[key] = Context(*key)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import _structs as S
 from ._batch import Batch, to_host
-from ._context import Plan, context_for
+from ._context import CPU, Plan, context_for
 from ._options import Options, copy_request
 
 
@@ -22,6 +22,8 @@ EXTRA = 4
 
 # A tensor without elements has no address, and the library wants one for everything that a plan produces.
 _NOWHERE = 256
+
+_NOTHING = contextlib.nullcontext()
 
 
 class Rows(NamedTuple):
@@ -85,7 +87,7 @@ class Shape(NamedTuple):
 
 def device_inputs(batch: Batch) -> int:
     """OH_DEVICE_* bits of the row-selection tensors that lie on a device."""
-    lies = [t is not None and t.device.type == "cuda" for t in (batch.mask, batch.labels, batch.target_row)]
+    lies = [t is not None and t.is_cuda for t in (batch.mask, batch.labels, batch.target_row)]
     return lies[0] * S.DEVICE_MASK | lies[1] * S.DEVICE_LABEL | lies[2] * S.DEVICE_TARGET_ROW
 
 
@@ -127,7 +129,7 @@ def request_for(
     if shape.subset is not None:
         request.draft_to_target = C.cast(C.c_char_p(shape.subset), C.c_void_p)  # the plan copies it
     request.external_workspace = external_workspace
-    if weight is not None and weight.device.type != "meta":
+    if weight is not None and not weight.is_meta:
         request.lm_head, request.lm_head_ld = weight.data_ptr(), max(weight.stride(0), weight.shape[1])
     return request
 
@@ -190,7 +192,7 @@ class _Figures:
         self._count, self._norm = count, norm
         # On a CPU into tensors made before the step, not by PyTorch's operations after it: once a step has been through
         # the caches, a single one of those costs as much as all of this.
-        self._plain = norm is None and device.type == "cpu"
+        self._plain = norm is None and device == CPU
         if self._plain:
             self.data = torch.empty(count + EXTRA, dtype=torch.float64)
             self.loss = torch.scalar_tensor(0.0, dtype=torch.float32)
@@ -243,14 +245,14 @@ def run_step(
     device = batch.draft.device
     if batch.draft_to_target is not None:
         batch = batch._replace(draft_to_target=to_host("draft_to_target", batch.draft_to_target))
-    if isinstance(norm, Tensor) and norm.device.type == "cpu":
+    if isinstance(norm, Tensor) and norm.is_cpu:
         norm = float(norm.detach())  # a copy from pageable memory would wait for the device
     context = context_for(options.backend, device, options.threads)
     inputs, made = _inputs(batch), _allocate(options, batch, produce)
     figures = _Figures(sum_count(options), device, norm)
     outputs = S.Outputs(**{name: tensor.data_ptr() or _NOWHERE for name, tensor in made.items()})
     shape = shape_of(options, batch, produce, trains)
-    with context.lock, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+    with context.lock, torch.cuda.device(device) if device != CPU else _NOTHING:
         plan = context.plan((options, shape), lambda: request_for(options, shape, True, batch.weight))
         workspace = context.workspace(plan.workspace_bytes)
         inputs.workspace, inputs.workspace_bytes = workspace.data_ptr(), workspace.numel() * 8

@@ -120,7 +120,7 @@ def plan(
         bias_trains = batch.bias is not None and batch.bias.requires_grad
         produce |= gradients(False, batch.weight.requires_grad, bias_trains)
     request = request_for(made, shape_of(made, batch, produce, batch.weight.requires_grad, exact=True), True, batch.weight)
-    if batch.draft.device.type == "meta":
+    if batch.draft.is_meta:
         handle, error = C.c_void_p(), S.Error()
         check(library().oh_plan_describe(request, C.byref(handle), error), error)
         return _read(handle, request.rows)
