@@ -131,6 +131,5 @@ oh_status cuda_copy_rows(oh_queue *queue, const oh_copy_rows *copy) {
 }
 
 cudaError_t copy_rows_load(void) {
-    cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, (const void *)copy_rows_kernel);
+    return load_kernels(copy_rows_kernel);
 }

@@ -67,7 +67,7 @@ int32_t cuda_device_count(void) {
     return 0;
 }
 
-static cudaError_t load_kernels(void) {
+static cudaError_t load_all_kernels(void) {
     cudaError_t (*const load[])(void) = {copy_rows_load,  matrix_norm_load,    tile_stats_load, tile_overlap_load,
                                          tile_grad_load,  row_finish_load,     gemm_plain_load, tile_overflow_load,
                                          row_select_load, tile_stats_grad_load};
@@ -90,7 +90,7 @@ static oh_status open_device(oh_device *device) {
     device->multiprocessors = properties.multiProcessorCount;
     device->shared_bytes = properties.sharedMemPerMultiprocessor;
     status = device_check(device, cudaFree(NULL), "opening the primary context");
-    if (status == OH_OK) status = device_check(device, load_kernels(), "loading kernels");
+    if (status == OH_OK) status = device_check(device, load_all_kernels(), "loading kernels");
     if (status == OH_OK) status = device_check_cublas(device, cublasLtCreate(&device->cublas), "opening");
     if (status == OH_OK) gemm_tune_load(device);
     return status;
@@ -124,10 +124,9 @@ oh_status cuda_device_open(const oh_device_options *options, const oh_host *host
 
 void cuda_device_close(oh_device *device) {
     if (!device) return;
-    {
+    if (device->cublas) {
         const device_guard guard(device);
-        gemm_tune_save(device);
-        if (device->cublas) cublasLtDestroy(device->cublas);
+        cublasLtDestroy(device->cublas);
     }
     free(device);
 }

@@ -110,8 +110,25 @@ oh_status cuda_step_finish(oh_queue *queue, const struct oh_step_finish *finish)
 oh_status cuda_row_labels(oh_queue *queue, const oh_row_labels *labels);
 oh_status cuda_row_select(oh_queue *queue, const struct oh_row_select *select);
 
-/* Loads every kernel of a file onto the current device. CUDA loads a kernel when it is first launched, which may wait
- * for the device: a step must not, and a stream under capture can't. */
+/* Loads kernels, and tables of them, onto the current device. CUDA loads a kernel when it is first launched, which may
+ * wait for the device: a step must not, and a stream under capture can't. */
+template <class... Arguments> static inline cudaError_t load_kernels(void (*kernel)(Arguments...)) {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, (const void *)kernel);
+}
+template <class Entry, size_t COUNT> static inline cudaError_t load_kernels(const Entry (&table)[COUNT]) {
+    for (const Entry &entry : table) {
+        const cudaError_t error = load_kernels(entry);
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+}
+template <class First, class... Rest> static inline cudaError_t load_kernels(const First &first, const Rest &...rest) {
+    const cudaError_t error = load_kernels(first);
+    return error == cudaSuccess ? load_kernels(rest...) : error;
+}
+
+/* Those of a file. */
 cudaError_t copy_rows_load(void);
 cudaError_t matrix_norm_load(void);
 cudaError_t tile_stats_load(void);

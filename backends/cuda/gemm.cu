@@ -207,8 +207,9 @@ static const gemm_choice *choose(ready_product *p, const gemm_key *key) {
     oldest->key = *key;
     oldest->used = ++table->clock;
     oldest->by_hand = count == 0;
-    oldest->tuned = tunes ? 2 : 0;
+    oldest->tuned = tunes && count > 0;
     if (count > 0) oldest->algorithm = results[best].algo;
+    if (oldest->tuned) gemm_tune_save(device);
     log_choice(device, oldest);
     return oldest;
 }

@@ -22,7 +22,7 @@ struct gemm_choice {
     cublasLtMatmulAlgo_t algorithm;
     uint64_t used;   /* when last asked for; 0: empty */
     int32_t by_hand; /* cuBLASLt has none: gemm_plain multiplies */
-    int32_t tuned;   /* by the clock: 1 read from a file, 2 in this process */
+    int32_t tuned;   /* by the clock, in this process or in one that left a file */
 };
 
 /* Of fixed size, so that a step allocates nothing; the oldest choice makes way. */

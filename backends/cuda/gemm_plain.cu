@@ -1,7 +1,7 @@
 /* gemm_plain.cu - the product for whatever cuBLASLt refuses: tiles of both operands in shared memory, one result a
  * thread, accumulated in f32 in the order of k. */
 #include "elements.cuh"
-#include "gemm.h"
+#include "device.h"
 
 enum { SIDE = 16 };
 
@@ -50,6 +50,5 @@ cudaError_t gemm_plain(cudaStream_t stream, const oh_gemm *product) {
 }
 
 cudaError_t gemm_plain_load(void) {
-    cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, (const void *)gemm_plain_kernel);
+    return load_kernels(gemm_plain_kernel);
 }

@@ -1,7 +1,7 @@
 /* gemm_tune.cu - algorithms by the clock instead of by cuBLASLt's heuristic, where a user asks for it.
  *
  *     ONEHEAD_CUDA_ALGORITHMS=FILE                          choices made before, read when a device is opened
- *     ONEHEAD_CUDA_ALGORITHMS=FILE ONEHEAD_CUDA_TUNE=1      makes them, and writes FILE when the device is closed
+ *     ONEHEAD_CUDA_ALGORITHMS=FILE ONEHEAD_CUDA_TUNE=1      makes them, and writes FILE after each
  *
  * A tuned choice is made at a product's first use, on its own operands. Under a long load a GPU's power bounds its
  * clocks, so that what a product costs is energy as much as cycles: each of the heuristic's answers runs by itself for
@@ -11,6 +11,9 @@
  * The file is one line a choice: GPU, cuBLASLt's version, key and algorithm as hexadecimal bytes; lines of another GPU
  * or version are left alone and left out. */
 #include "gemm_tune.h"
+
+#include <limits.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -145,16 +148,10 @@ void gemm_tune_load(oh_device *device) {
     fclose(file);
 }
 
-void gemm_tune_save(const oh_device *device) {
-    const gemm_table *table = &device->gemms;
-    int fresh = 0;
-    for (const gemm_choice &c : table->choices)
-        fresh |= c.used && c.tuned == 2;
-    FILE *file = fresh && file_name() ? fopen(file_name(), "w") : NULL;
-    if (!file) return;
+static void write_choices(const oh_device *device, FILE *file) {
     char here[NAME];
     device_word(device, here);
-    for (const gemm_choice &c : table->choices) {
+    for (const gemm_choice &c : device->gemms.choices) {
         if (!c.used || !c.tuned) continue;
         fprintf(file, "%s %zu ", here, cublasLtGetVersion());
         write_hex(file, &c.key, sizeof c.key);
@@ -162,6 +159,24 @@ void gemm_tune_save(const oh_device *device) {
         write_hex(file, &c.algorithm, sizeof c.algorithm);
         fputc('\n', file);
     }
-    if (fclose(file) != 0 && device->host.log)
-        device->host.log(device->host.user, "cuda: the file of algorithms could not be written");
+}
+
+/* Beside its place, then moved there: whoever reads it meanwhile, or is killed here, has the old one or the new. */
+static int replace_file(const oh_device *device, const char *name) {
+    char temporary[PATH_MAX];
+    const int length = snprintf(temporary, sizeof temporary, "%s.%ld-%d", name, (long)getpid(), device->index);
+    FILE *file = length > 0 && length < (int)sizeof temporary ? fopen(temporary, "wx") : NULL;
+    if (!file) return -1;
+    write_choices(device, file);
+    const int failed = ferror(file) | fclose(file);
+    if (failed == 0 && rename(temporary, name) == 0) return 0;
+    (void)unlink(temporary);
+    return -1;
+}
+
+void gemm_tune_save(const oh_device *device) {
+    if (!file_name() || replace_file(device, file_name()) == 0 || !device->host.log) return;
+    char line[NAME + PATH_MAX];
+    snprintf(line, sizeof line, "cuda: ONEHEAD_CUDA_ALGORITHMS %s could not be written", file_name());
+    device->host.log(device->host.user, line);
 }

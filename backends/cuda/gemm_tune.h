@@ -18,6 +18,7 @@ int gemm_tune_wanted(const gemm_key *key);
 /* Index of the fastest. Waits for the queue. */
 int gemm_tune(oh_queue *queue, const gemm_call *call, const cublasLtMatmulHeuristicResult_t *results, int count);
 
+/* The device's tuned choices from and to the file, where there is one. */
 void gemm_tune_load(oh_device *device);
 void gemm_tune_save(const oh_device *device);
 

@@ -78,6 +78,5 @@ oh_status cuda_matrix_norm(oh_queue *queue, const oh_matrix_norm *n) {
 }
 
 cudaError_t matrix_norm_load(void) {
-    cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, (const void *)matrix_norm_kernel);
+    return load_kernels(matrix_norm_kernel);
 }

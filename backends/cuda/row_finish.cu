@@ -134,13 +134,6 @@ oh_status cuda_row_labels(oh_queue *queue, const oh_row_labels *labels) {
 }
 
 cudaError_t row_finish_load(void) {
-    const void *const kernels[] = {(const void *)finish_block_kernel,       (const void *)finish_rows_kernel,
-                                   (const void *)finish_long_blocks_kernel, (const void *)finish_sums_kernel,
-                                   (const void *)step_finish_kernel,        (const void *)row_labels_kernel};
-    cudaFuncAttributes attributes;
-    for (const void *kernel : kernels) {
-        const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-        if (error != cudaSuccess) return error;
-    }
-    return cudaSuccess;
+    return load_kernels(finish_block_kernel, finish_rows_kernel, finish_long_blocks_kernel, finish_sums_kernel,
+                        step_finish_kernel, row_labels_kernel);
 }

@@ -78,7 +78,5 @@ oh_status cuda_row_select(oh_queue *queue, const oh_row_select *select) {
 }
 
 cudaError_t row_select_load(void) {
-    cudaFuncAttributes attributes;
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)select_rows_kernel);
-    return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, (const void *)select_sums_kernel) : error;
+    return load_kernels(select_rows_kernel, select_sums_kernel);
 }

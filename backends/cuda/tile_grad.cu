@@ -180,18 +180,5 @@ oh_status cuda_tile_grad_overlap(oh_queue *queue, const oh_tile_grad_overlap *bo
 }
 
 cudaError_t tile_grad_load(void) {
-    cudaFuncAttributes attributes;
-    for (const auto &of_format : kernels)
-        for (const auto &of_transform : of_format)
-            for (grad_kernel kernel : of_transform) {
-                const cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)kernel);
-                if (error != cudaSuccess) return error;
-            }
-    for (const auto &of_format : both_kernels)
-        for (const auto &of_transform : of_format)
-            for (both_kernel kernel : of_transform) {
-                const cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)kernel);
-                if (error != cudaSuccess) return error;
-            }
-    return cudaSuccess;
+    return load_kernels(kernels, both_kernels);
 }

@@ -28,8 +28,8 @@ static __device__ __forceinline__ float log_terms(const oh_row_coef &c, const ro
 
 /* Without its label's term; from the exponentials of z and t at the softmax's offsets, et being 0 without a target. */
 template <int FORM>
-static __device__ __forceinline__ float grad_at(uint32_t form, const oh_row_coef &c, const row_softmax &s, float z,
-                                                float t, float ez, float et) {
+static __device__ __forceinline__ float grad_at(const oh_tile_grad &g, const oh_row_coef &c, const row_softmax &s,
+                                                float z, float t, float ez, float et) {
     constexpr bool TARGET = FORM == FORM_TARGET || FORM == FORM_ALL;
     if (FORM == FORM_PLAIN || FORM == FORM_TARGET) {
         /* The factors c0 and cq are in the softmax's. */
@@ -37,6 +37,7 @@ static __device__ __forceinline__ float grad_at(uint32_t form, const oh_row_coef
         return TARGET ? grad - et * s.t_factor : grad;
     }
     const float p = ez * s.z_factor, q = et * s.t_factor;
+    const uint32_t form = g.form;
     float factor = c.c0;
     if (form & (OH_FORM_LOG_P | OH_FORM_LOG_Q | OH_FORM_LOG_M)) factor += log_terms(c, s, form, z, t);
     if (TARGET && form & OH_FORM_LE && p <= q) factor += c.c4;
@@ -77,7 +78,7 @@ static __device__ __forceinline__ void grad_vector(const oh_tile_grad &g, const 
         const float ez = exp2_fast(exponent(z[e], s.z_offset));
         const float et = TARGET ? exp2_fast(exponent(t[e], s.t_offset)) : 0;
         if (COMPARES) least += fminf(ez, et * compare->ratio);
-        dz[e] = grad_at<FORM>(g.form, c, s, z[e], TARGET ? t[e] : 0.0f, ez, et);
+        dz[e] = grad_at<FORM>(g, c, s, z[e], TARGET ? t[e] : 0.0f, ez, et);
     }
     if (COMPARES) {
         compare->least += least;

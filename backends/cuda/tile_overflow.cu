@@ -97,6 +97,5 @@ oh_status cuda_tile_overflow(oh_queue *queue, const oh_tile_overflow *overflow) 
 }
 
 cudaError_t tile_overflow_load(void) {
-    cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, (const void *)tile_overflow_kernel);
+    return load_kernels(tile_overflow_kernel);
 }

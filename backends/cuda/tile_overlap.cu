@@ -195,12 +195,5 @@ oh_status cuda_tile_overlap(oh_queue *queue, const oh_tile_overlap *overlap) {
 }
 
 cudaError_t tile_overlap_load(void) {
-    cudaFuncAttributes attributes;
-    for (const auto &of_format : kernels)
-        for (const auto &of_transform : of_format)
-            for (overlap_kernel kernel : of_transform) {
-                const cudaError_t error = cudaFuncGetAttributes(&attributes, (const void *)kernel);
-                if (error != cudaSuccess) return error;
-            }
-    return cudaSuccess;
+    return load_kernels(kernels);
 }
