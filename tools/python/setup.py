@@ -1,8 +1,8 @@
 """Puts the library and its backends into the wheel.
 
-They come from the first of these that has them: the folder in ONEHEAD_BUILD_DIR (a CMake build tree), a build tree of this
-repository (build/cuda, build/cpu), an installation that pkg-config knows. Where none has them the wheel carries none, and the
-package looks for an installed libonehead when it is imported.
+They come from the folder in ONEHEAD_BUILD_DIR (a CMake build tree) or, where that isn't set, from the first of these that has
+them: a build tree of this repository (build/cuda, build/cpu), an installation that pkg-config knows. Where none has them the
+wheel carries none, and the package looks for an installed libonehead when it is imported.
 """
 
 import os
@@ -36,11 +36,12 @@ def pkg_config(variable):
 
 def places():
     """(library, folder of backends), in order of preference."""
-    builds = [pathlib.Path(os.environ["ONEHEAD_BUILD_DIR"])] if "ONEHEAD_BUILD_DIR" in os.environ else []
-    builds += [ROOT / "build" / "cuda", ROOT / "build" / "cpu"]
-    for build in builds:
+    asked = os.environ.get("ONEHEAD_BUILD_DIR")
+    for build in [pathlib.Path(asked)] if asked else [ROOT / "build" / "cuda", ROOT / "build" / "cpu"]:
         for library in sorted(build.glob(f"lib*/{SONAME}")) + sorted(build.glob(f"lib/*/{SONAME}")):
             yield library, build / "backends"
+    if asked:
+        raise SystemExit(f"ONEHEAD_BUILD_DIR {asked}: expected a build tree with lib/{SONAME}")
     libdir = pkg_config("libdir")
     if libdir is not None:
         yield libdir / SONAME, libdir / "onehead" / "backends"
@@ -49,12 +50,13 @@ def places():
 class BuildWithLibrary(build_py):
     def run(self):
         super().run()
+        to = pathlib.Path(self.build_lib) / "onehead" / "_lib"
+        shutil.rmtree(to, ignore_errors=True)  # what an earlier build left
         found = next(((lib, backends) for lib, backends in places() if lib.exists()), None)
         if found is None:
             self.announce("onehead: no built or installed library: the wheel carries none", level=3)
             return
         library, backends = found
-        to = pathlib.Path(self.build_lib) / "onehead" / "_lib"
         (to / "backends").mkdir(parents=True, exist_ok=True)
         self._copy(library, to / SONAME)
         for plugin in sorted(backends.glob("onehead-*.so")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes as C
+import os
 import sys
 from typing import List, Tuple
 
@@ -18,14 +19,21 @@ from .functions import draft_loss
 def candidates() -> List[Tuple[str, str, str]]:
     """(name, path, why it is refused or "") of each backend that a name would find: those that the wheel carries, then
     the search path's."""
+    names = carried_backends()
+    carried = []
+    if names:  # then no search path is set: this one is the wheel's
+        os.environ["ONEHEAD_BACKEND_PATH"] = os.path.dirname(backend_file(names[0]) or "")
+        carried = [c for c in _listed() if c[0] in names]
+        del os.environ["ONEHEAD_BACKEND_PATH"]
+    return carried + [c for c in _listed() if c[0] not in names]
+
+
+def _listed() -> List[Tuple[str, str, str]]:
     lib = library()
     count = lib.oh_backend_list(None, 0)
     found = (S.BackendCandidate * max(1, count))()
     lib.oh_backend_list(found, count)
-    carried = [(name, backend_file(name) or "", "") for name in carried_backends()]
-    names = {name for name, _, _ in carried}
-    searched = [(c.name.decode(), c.path.decode(), c.verdict.decode()) for c in found[:count]]
-    return carried + [c for c in searched if c[0] not in names]
+    return [(c.name.decode(), c.path.decode(), c.verdict.decode()) for c in found[:count]]
 
 
 def self_check(device: str) -> Tuple[float, float]:
@@ -61,7 +69,7 @@ def main() -> int:
         context = context_for(None, torch.device(options.device), 0)
         info = context.info()
         print(f"device    {context.name}: {info.name.decode()}; {info.kernel.decode()}")
-    except OneheadError as error:
+    except (OneheadError, RuntimeError) as error:
         print(f"onehead: {error}", file=sys.stderr)
         return 1
     passed = loss_error <= options.bound and grad_error <= options.bound

@@ -19,6 +19,21 @@ _TWICE = (
 )
 
 
+_DERIVATIVE = "onehead: the gradient of draft_loss has no derivative; detach() it where it is taken as a constant"
+
+
+class _Constant(torch.autograd.Function):
+    """A gradient under create_graph=True: what is computed from it would lack a part of its own, in silence."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, requires: Tensor) -> Tensor:  # type: ignore[override]
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:  # type: ignore[override]
+        raise RuntimeError(_DERIVATIVE)
+
+
 def scaled(grad: Tensor, upstream: Tensor, dtype: torch.dtype) -> Tensor:
     """grad * upstream, formed in f32 and rounded once to `dtype`; in grad's own memory where it is of that dtype."""
     # One dimension: a scalar would first be rounded to a 16-bit gradient's dtype.
@@ -58,16 +73,19 @@ class DraftLoss(torch.autograd.Function):
         return step.loss, step.data, step.rows
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_loss: Optional[Tensor], *_: Any) -> Tuple[Optional[Tensor], ...]:  # type: ignore[override]
         if ctx.used:
             raise RuntimeError(_TWICE)
         if grad_loss is None:
             return (None,) * 6
         ctx.used = True
-        upstream = grad_loss if ctx.inverse_norm is None else grad_loss.to(torch.float64) * ctx.inverse_norm
-        grads = [
-            None if grad is None else scaled(grad, upstream, dtype)
-            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes)
-        ]
+        with torch.no_grad():
+            upstream = grad_loss if ctx.inverse_norm is None else grad_loss.to(torch.float64) * ctx.inverse_norm
+            grads = [
+                None if grad is None else scaled(grad, upstream, dtype)
+                for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes)
+            ]
+        if torch.is_grad_enabled():
+            requires = torch.ones((), device=grad_loss.device, requires_grad=True)
+            grads = [None if grad is None else _Constant.apply(grad, requires) for grad in grads]
         return (*grads, None, None, None)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from ._library import InvalidArgument
+from ._options import compiling
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int32, torch.int64)
@@ -42,6 +44,14 @@ def _autocast_dtype(tensor: Tensor) -> Optional[torch.dtype]:
     return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
 
 
+def check_tensors(**given: Any) -> None:
+    for name, value in given.items():
+        if value is None or isinstance(value, Tensor):
+            continue
+        hint = f": pass {name}.weight?" if isinstance(value, torch.nn.Module) else ""
+        raise InvalidArgument(f"{name} is a {type(value).__name__}: expected a tensor{hint}")
+
+
 def _check_float(name: str, tensor: Tensor, dims: Optional[int] = None) -> None:
     if type(tensor).__name__ == "DTensor":
         raise InvalidArgument(
@@ -72,11 +82,24 @@ def _weight(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _vector(name: str, tensor: Optional[Tensor], count: int) -> Optional[Tensor]:
+def _check_lead(name: str, shape: Tuple[int, ...], lead: Tuple[int, ...]) -> None:
+    """Refuses leading dimensions in another order than the draft's [B, L]: as many elements, and each beside a wrong row."""
+    if shape != lead and len(shape) == len(lead) and sorted(shape) == sorted(lead):
+        raise InvalidArgument(f"{name} has leading dimensions {shape} and draft_hidden {lead}: expected them in one order")
+
+
+def _vector(name: str, tensor: Optional[Tensor], lead: Tuple[int, ...]) -> Optional[Tensor]:
+    """One element for each draft row."""
     if tensor is None:
         return None
-    if tensor.numel() != count:
-        raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected {count} elements, one for each draft row")
+    if tensor.numel() != math.prod(lead):
+        raise InvalidArgument(
+            f"{name} of shape {tuple(tensor.shape)}: expected {math.prod(lead)} elements, one for each draft row"
+        )
+    if tensor.requires_grad:
+        raise InvalidArgument(f"{name} requires a gradient, and none is formed for it: pass {name}.detach()")
+    if tensor.dim() > 1:
+        _check_lead(name, tuple(tensor.shape), lead)
     return tensor if tensor.dim() == 1 and tensor.is_contiguous() else tensor.reshape(-1).contiguous()
 
 
@@ -97,16 +120,16 @@ def _bias(name: str, tensor: Optional[Tensor], vocab: int) -> Optional[Tensor]:
     return _to(tensor, torch.float32).contiguous()
 
 
-def _integers(name: str, tensor: Optional[Tensor], count: int) -> Optional[Tensor]:
+def _integers(name: str, tensor: Optional[Tensor], lead: Tuple[int, ...]) -> Optional[Tensor]:
     if tensor is not None and tensor.dtype not in _INTEGERS:
         raise InvalidArgument(f"{name} of {tensor.dtype}: expected int32 or int64")
-    return _vector(name, tensor, count)
+    return _vector(name, tensor, lead)
 
 
-def _mask(tensor: Optional[Tensor], count: int) -> Optional[Tensor]:
+def _mask(name: str, tensor: Optional[Tensor], lead: Tuple[int, ...]) -> Optional[Tensor]:
     if tensor is not None and tensor.dtype not in (torch.bool, torch.uint8, torch.float32):
         tensor = tensor.to(torch.float32)
-    return _vector("loss_mask", tensor, count)
+    return _vector(name, tensor, lead)
 
 
 def _subset(tensor: Optional[Tensor], vocab: int) -> Optional[Tensor]:
@@ -114,7 +137,16 @@ def _subset(tensor: Optional[Tensor], vocab: int) -> Optional[Tensor]:
         return None
     if tensor.dtype not in _INTEGERS or tuple(tensor.shape) != (vocab,):
         raise InvalidArgument(f"draft_to_target of {tensor.dtype} {tuple(tensor.shape)}: expected int32 or int64 [{vocab}]")
-    return _to(tensor, torch.int32).contiguous()
+    ids = _to(tensor, torch.int32).contiguous()
+    if ids is not tensor and tensor.is_cpu and not torch.equal(ids, tensor):
+        raise InvalidArgument(f"draft_to_target: {int(tensor.max())} is no token id")
+    return ids
+
+
+def _one_weight(a: Tensor, b: Tensor) -> bool:
+    if a is b or compiling() or a.is_meta or b.is_meta:
+        return a is b
+    return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
 
 
 def _refuse_target_grad(**tensors: Union[Tensor, bool, None]) -> None:
@@ -135,8 +167,21 @@ def make_batch(
     target_bias: Union[Tensor, bool, None] = None,
     draft_to_target: Optional[Tensor] = None,
     block_size: int = 1,
+    mask_name: str = "loss_mask",
 ) -> Batch:
     """Checks a step's tensors. Draft, weight and bias stay in autograd's graph."""
+    check_tensors(
+        draft_hidden=draft_hidden,
+        lm_head=lm_head,
+        target_hidden=target_hidden,
+        target_row=target_row,
+        labels=labels,
+        target_lm_head=target_lm_head,
+        bias=bias,
+        target_bias=None if isinstance(target_bias, bool) else target_bias,
+        draft_to_target=draft_to_target,
+        **{mask_name: loss_mask},
+    )
     _check_float("draft_hidden", draft_hidden)
     weight = _weight("lm_head", lm_head)
     vocab = weight.shape[0]
@@ -144,13 +189,19 @@ def make_batch(
     rows = draft.shape[0]
     if rows % block_size != 0:
         raise InvalidArgument(f"{rows} draft rows: expected whole blocks, a multiple of block_size {block_size}")
+    lead = tuple(draft_hidden.shape[:-1])
+    if len(lead) > 1 and rows > 0 and lead[-1] % block_size != 0 and block_size % lead[-1] != 0:
+        raise InvalidArgument(
+            f"draft_hidden of shape {tuple(draft_hidden.shape)}: blocks of {block_size} rows would cross its sequences of "
+            f"{lead[-1]}"
+        )
     if torch.is_grad_enabled():
         _refuse_target_grad(target_hidden=target_hidden, target_lm_head=target_lm_head, target_bias=target_bias)
 
     target, target_weight = None, None
     if target_hidden is not None:
         _check_float("target_hidden", target_hidden)
-        if target_lm_head is not None:
+        if target_lm_head is not None and not (draft_to_target is None and _one_weight(target_lm_head, lm_head)):
             target_weight = _weight("target_lm_head", _constant(target_lm_head))
             if draft_to_target is None and target_weight.shape[0] != vocab:
                 raise InvalidArgument(
@@ -159,6 +210,10 @@ def make_batch(
                 )
         columns = (weight if target_weight is None else target_weight).shape[1]
         target = _rows("target_hidden", _constant(target_hidden), columns)
+        if target_row is None:
+            _check_lead("target_hidden", tuple(target_hidden.shape[:-1]), lead)
+        elif rows > 0 and target.shape[0] == 0:
+            raise InvalidArgument(f"target_hidden of shape {tuple(target_hidden.shape)}: expected the rows of target_row")
         if target_row is None and rows > 0 and target.shape[0] != rows:
             raise InvalidArgument(
                 f"target_row: missing with {rows} draft and {target.shape[0]} target rows; "
@@ -179,7 +234,10 @@ def make_batch(
         target_weight = None if target_weight is None else target_weight.to(cast)
     batch_bias = _bias("bias", bias, vocab)
     batch_target_bias = None
-    if target is not None and target_bias is not False:
+    if draft_to_target is not None:
+        if isinstance(target_bias, Tensor):
+            raise InvalidArgument("target_bias: not with draft_to_target")
+    elif target is not None and target_bias is not False:
         if isinstance(target_bias, Tensor):
             batch_target_bias = _bias("target_bias", _constant(target_bias), vocab)
         elif batch_bias is not None:
@@ -191,16 +249,16 @@ def make_batch(
         target,
         target_weight,
         batch_target_bias,
-        _integers("target_row", target_row, rows),
-        _integers("labels", labels, rows),
-        _mask(loss_mask, rows),
+        _integers("target_row", target_row, lead),
+        _integers("labels", labels, lead),
+        _mask(mask_name, loss_mask, lead),
         _subset(draft_to_target, vocab),
     )
     device = draft.device
     for name, tensor in zip(Batch._fields[1:6], batch[1:6]):
         if tensor is not None and tensor.device != device:
             raise InvalidArgument(f"{name} is on {tensor.device} and draft_hidden on {device}")
-    for name, tensor in (("target_row", target_row), ("labels", labels), ("loss_mask", loss_mask)):
+    for name, tensor in (("target_row", target_row), ("labels", labels), (mask_name, loss_mask)):
         if tensor is not None and tensor.device != device and not tensor.is_cpu:
             raise InvalidArgument(f"{name} is on {tensor.device} and draft_hidden on {device}: expected it there or on cpu")
     return batch

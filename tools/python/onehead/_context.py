@@ -34,7 +34,8 @@ class WeightIdentity:
     """Which contents of which memory a converted weight was made from.
 
     A storage is known by its own address, which a weak reference keeps from being given away; contents by the version
-    counter, which every in-place operation of PyTorch raises (writes through ``.data`` escape it).
+    counter, which every in-place operation of PyTorch raises (what ``.data`` returns has a counter of its own, which writes
+    to the parameter don't raise, and writes to it don't raise the parameter's).
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -205,7 +206,7 @@ class Context:
             return _aligned(torch.empty(elements, dtype=torch.float64, device=self.device))
         if self._workspace is None or self._workspace_size < size:
             self._workspace = None  # the old one first
-            self._workspace, self._workspace_size = _aligned(torch.empty(elements, dtype=torch.float64)), size
+            self._workspace, self._workspace_size = _aligned(torch.empty(elements, dtype=torch.float64, device=CPU)), size
         return self._workspace
 
     def stream(self) -> Optional[int]:

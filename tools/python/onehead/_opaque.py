@@ -22,7 +22,7 @@ def _norm_tensor(norm: Union[Tensor, float, None], device: torch.device) -> Opti
         return None
     if isinstance(norm, Tensor):
         return norm.detach()
-    return torch.full((), float(norm), dtype=torch.float64, device=device)
+    return torch.ones((), dtype=torch.float64, device=device) * norm  # torch.full would compile each number anew
 
 
 def opaque_draft_loss(

@@ -7,8 +7,9 @@ import ctypes as C
 import dataclasses
 import functools
 import math
+import numbers
 import re
-from typing import Any, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -20,6 +21,7 @@ Decay = Union[str, Tuple[str, float], Tuple[str]]
 Memory = Union[int, str, None]
 
 METRICS = ("all", "one-read", "none")
+_INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -71,6 +73,10 @@ class Options:
         return Options(*ast.literal_eval(text))
 
     @property
+    def term_names(self) -> Tuple[str, ...]:
+        return tuple([term.partition("=")[0] for term in self.terms.split(",") if term])
+
+    @property
     def produce(self) -> int:
         """OH_PRODUCE_* bits of a loss without its gradients."""
         produce = S.PRODUCE_LOSS
@@ -86,7 +92,7 @@ class Options:
 _FIELDS = tuple(field.name for field in dataclasses.fields(Options))
 
 
-def _choice(name: str, value: Any, choices: Sequence[str]) -> str:
+def choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if value in choices:
         return value
     raise InvalidArgument(f"{name} {value!r}: expected one of {', '.join(choices)}")
@@ -94,7 +100,9 @@ def _choice(name: str, value: Any, choices: Sequence[str]) -> str:
 
 def _terms_text(terms: Terms) -> str:
     if isinstance(terms, str):
-        return terms
+        return terms.replace(" ", "")
+    if not isinstance(terms, Mapping):
+        raise InvalidArgument(f'terms {terms!r}: expected a dict of factors, or text like "kl=1,cap=0.1"')
     return ",".join(f"{name}={float(weight)!r}" for name, weight in terms.items())
 
 
@@ -108,33 +116,79 @@ def _static(value: Any) -> Any:
 def _decay_text(decay: Decay) -> str:
     if decay is None or isinstance(decay, str):
         return decay or "none"
+    if not isinstance(decay, (tuple, list)) or not decay:
+        raise InvalidArgument(f'decay {decay!r}: expected "none", or a pair like ("exp", 10.0)')
     return ":".join([str(decay[0])] + [repr(float(_static(value))) for value in decay[1:]])
+
+
+#: Decays with a parameter, and whether a number is one.
+_DECAYS: Mapping[str, Callable[[float], bool]] = {
+    "exp": lambda gamma: 0 < gamma < math.inf,
+    "power": lambda gamma: 0 < gamma < math.inf,
+    "dpace": lambda a: 0 <= a <= 1,
+}
+
+
+def decay_parts(decay: Decay) -> Tuple[str, float]:
+    """Kind and parameter, 0 for none; as the library reads it, in words that torch.compile can follow."""
+    text = _decay_text(decay)
+    kind, _, number = text.partition(":")
+    if kind == "none" and not number:
+        return kind, 0.0
+    try:
+        parameter = float(number)
+    except ValueError:
+        parameter = math.nan
+    if kind not in _DECAYS or not _DECAYS[kind](parameter):
+        raise InvalidArgument(f"decay {text!r}: expected none, exp:GAMMA, power:GAMMA or dpace:A")
+    return kind, parameter
 
 
 def memory_bytes(memory: Memory) -> int:
     """Bytes of a budget as the command writes it: 2147483648, "2G", "512M"; 0 for None."""
     if memory is None:
         return 0
-    if isinstance(memory, int):
-        return memory
-    match = re.fullmatch(r"(\d+)([KMG]?)", memory)
-    if not match:
-        raise InvalidArgument(f"memory {memory!r}: expected bytes, or a number with K, M or G behind it")
-    return int(match.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)]
+    match = re.fullmatch(r"(\d+)([KMG]?)", memory if isinstance(memory, str) else str(memory))
+    size = int(match.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)] if match else -1
+    if not 0 <= size <= _INT64_MAX:
+        raise InvalidArgument(f"memory {memory!r}: expected a whole number of bytes, or one with K, M or G behind it")
+    return size
+
+
+def integer(name: str, value: Any, least: int = 0, most: int = _INT32_MAX) -> int:
+    """A size or count; what the library's integer can't hold would be another number there."""
+    number = value if isinstance(value, numbers.Real) else math.nan
+    if not least <= number <= most or number != int(number):
+        raise InvalidArgument(f"{name} {value!r}: expected an integer from {least} to {most}")
+    return int(number)
+
+
+def _top_k(topk: Optional[Sequence[int]]) -> Tuple[int, ...]:
+    if isinstance(topk, (int, str)):
+        raise InvalidArgument(f"topk {topk!r}: expected a list of sizes, like (1, 4, 8)")
+    return tuple(sorted({integer("topk", k, 1, S.TOP_K_MAX) for k in topk})) if topk else ()
+
+
+def check_norm(norm: Any) -> float:
+    """A number as N."""
+    if not (isinstance(norm, numbers.Real) and 0 <= norm < math.inf):
+        raise InvalidArgument(
+            f"norm {norm!r}: expected weights, count, none, a finite number that is not negative, or a tensor"
+        )
+    return float(norm)
 
 
 def _norm_kind(norm: Any) -> str:
     """The rule that the plan applies; a caller's own N is applied outside of it, so that it can change every step."""
     if isinstance(norm, str):
-        return _choice("norm", norm, ("weights", "count", "none"))
+        return choice("norm", norm, ("weights", "count", "none"))
     if isinstance(norm, torch.Tensor):
         if norm.numel() != 1:
             raise InvalidArgument(f"norm of shape {tuple(norm.shape)}: expected a scalar")
+        if norm.requires_grad:
+            raise InvalidArgument("norm requires a gradient, and N is a constant: pass norm.detach()")
         return "none"
-    if not (isinstance(norm, (int, float)) and 0 <= norm < math.inf):
-        raise InvalidArgument(
-            f"norm {norm!r}: expected weights, count, none, a finite number that is not negative, or a tensor"
-        )
+    check_norm(norm)
     return "none"
 
 
@@ -191,13 +245,13 @@ def make_options(
     return Options(
         terms=_terms_text(terms),
         decay=_decay_text(decay),
-        topk=tuple(sorted({int(k) for k in topk})) if topk else (),
-        labels=_choice("labels", labels, S.LABELS),
+        topk=_top_k(topk),
+        labels=choice("labels", labels, S.LABELS),
         norm=_norm_kind(norm),
-        gap=_choice("gap", gap, S.GAPS),
-        outside=_choice("outside", outside, S.OUTSIDE[1:]),
-        block_size=int(block_size),
-        first_slot=int(first_slot),
+        gap=choice("gap", gap, S.GAPS),
+        outside=choice("outside", outside, S.OUTSIDE[1:]),
+        block_size=integer("block_size", block_size, 1),
+        first_slot=integer("first_slot", first_slot),
         eta=float(eta),
         label_smoothing=float(label_smoothing),
         z_loss=float(z_loss),
@@ -205,16 +259,16 @@ def make_options(
         softcap=softcap,
         target_scale=scale if target_scale is None else float(target_scale),
         target_softcap=softcap if target_softcap is None else float(target_softcap),
-        vocab_valid=int(vocab_valid or 0),
-        policy=_choice("policy", policy, S.POLICIES),
-        chunk=int(chunk or 0),
+        vocab_valid=integer("vocab_valid", vocab_valid or 0, most=_INT64_MAX),
+        policy=choice("policy", policy, S.POLICIES),
+        chunk=integer("chunk", chunk or 0, most=_INT64_MAX),
         memory=memory_bytes(memory),
-        tile=_choice("tile", tile or "auto", tuple(S.TILES)),
-        metrics=_choice("metrics", metrics, METRICS),
+        tile=choice("tile", tile or "auto", tuple(S.TILES)),
+        metrics=choice("metrics", metrics, METRICS),
         rows=bool(rows),
         grad_dtype=_DTYPE_NAMES[grad_dtype or torch.float32],
         backend=backend,
-        threads=int(threads or 0),
+        threads=integer("threads", threads or 0),
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes as C
 import dataclasses
 import functools
+import math
 from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from . import _structs as S
 from ._batch import Batch, to_host
 from ._context import CPU, Plan, context_for
-from ._options import Options, copy_request
+from ._options import Options, check_norm, copy_request
 
 
 # What Step.data has behind the sums: loss, numerator, denominator, rows whose f16 tiles overflowed.
@@ -194,8 +195,8 @@ class _Figures:
         # the caches, a single one of those costs as much as all of this.
         self._plain = norm is None and device == CPU
         if self._plain:
-            self.data = torch.empty(count + EXTRA, dtype=torch.float64)
-            self.loss = torch.scalar_tensor(0.0, dtype=torch.float32)
+            self.data = torch.empty(count + EXTRA, dtype=torch.float64, device=CPU)
+            self.loss = torch.scalar_tensor(0.0, dtype=torch.float32, device=CPU)
             self._data_at, self._loss_at = self.data.data_ptr(), self.loss.data_ptr()
 
     def copy(self, plan: Plan, workspace: Tensor) -> None:
@@ -220,8 +221,10 @@ class _Figures:
 
 
 def inverse(n: Tensor) -> Tensor:
-    """1 / N, and 0 for N = 0: a step with nothing in it has loss and gradient 0."""
-    return torch.where(n > 0, 1 / n, torch.zeros_like(n))
+    """1 / N, and 0 for N = 0: a step with nothing in it has loss and gradient 0. NaN where N is no norm: nothing waits for
+    one on a device, to refuse it."""
+    n = torch.where((n >= 0) & (n < math.inf), n, torch.full_like(n, math.nan))
+    return torch.where(n == 0, torch.zeros_like(n), 1 / n)
 
 
 def sum_count(options: Options) -> int:
@@ -246,7 +249,7 @@ def run_step(
     if batch.draft_to_target is not None:
         batch = batch._replace(draft_to_target=to_host("draft_to_target", batch.draft_to_target))
     if isinstance(norm, Tensor) and norm.is_cpu:
-        norm = float(norm.detach())  # a copy from pageable memory would wait for the device
+        norm = check_norm(float(norm.detach()))  # a copy from pageable memory would wait for the device
     context = context_for(options.backend, device, options.threads)
     inputs, made = _inputs(batch), _allocate(options, batch, produce)
     figures = _Figures(sum_count(options), device, norm)

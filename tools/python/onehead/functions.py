@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 from torch import Tensor
 
 from . import _structs as S
 from ._autograd import DraftLoss
-from ._batch import Batch, make_batch
+from ._batch import Batch, check_tensors, make_batch
 from ._library import InvalidArgument
 from ._opaque import opaque_draft_loss
-from ._options import Decay, Memory, Options, Terms, compiling, make_options, options_of
+from ._options import (
+    Decay,
+    Memory,
+    Options,
+    Terms,
+    choice,
+    compiling,
+    decay_parts,
+    integer,
+    make_options,
+    options_of,
+)
 from ._step import run_step
 from .metrics import Metrics, Spec
 
 Labels = Union[Tensor, str, None]
 Norm = Union[str, float, Tensor]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _judged_by(labels: Labels, has_target: bool) -> Tuple[str, Optional[Tensor]]:
@@ -131,10 +143,12 @@ def draft_loss(
         ``[T]``, bool, or numbers that multiply a row's weight; 0: unsupervised. None: all 1.
     target_lm_head, bias, target_bias
         ``[V, Ht]``, the target's own head; ``[V]`` f32 added to logits. target_bias None: bias; False: none.
+        A target_lm_head that is lm_head counts as none.
 
     draft_to_target, outside
         int32 or int64 ``[V]``, for a drafter whose vocabulary is a part of the target's: ascending target ids of its
-        columns; target_lm_head then has the target's whole vocabulary. Labels are target ids. Rows whose token is no
+        columns (ids, not the offsets that checkpoints call d2t: those plus arange(V)); target_lm_head then has the
+        target's whole vocabulary, and no bias. Labels are target ids. Rows whose token is no
         draft column are unsupervised ("drop") or supervised without ever being hit ("keep").
 
     target_row, labels and loss_mask select rows, and may lie on the host or beside draft_hidden. On the host, rows that are
@@ -230,6 +244,11 @@ def draft_loss(
     return step.loss, Metrics(step.data, spec, step.rows)
 
 
+def uncompiled(function: Function) -> Function:
+    """A function that torch.compile runs as it is, where there is such a thing."""
+    return torch.compiler.disable(function) if hasattr(torch, "compiler") else function
+
+
 class TopK(NamedTuple):
     """What a draft tree is built from."""
 
@@ -237,6 +256,7 @@ class TopK(NamedTuple):
     logprobs: Tensor  # float32 [..., k]
 
 
+@uncompiled
 @torch.no_grad()
 def topk(
     draft_hidden: Tensor,
@@ -257,7 +277,7 @@ def topk(
     """The k most probable tokens of each row and their log-probabilities, in one projection; no gradient.
 
     draft_hidden ``[..., H]``, lm_head ``[V, H]``, ``1 <= k <= 64``. row_mask ``[...]``: rows where it is 0 are not
-    computed and get id -1. The other arguments are draft_loss's.
+    computed and get id -1. The other arguments are draft_loss's. torch.compile leaves the call out of its graphs.
     """
     options = make_options(
         terms="ce=1",
@@ -279,8 +299,9 @@ def topk(
         threads=threads,
     )
     lead = draft_hidden.shape[:-1]
-    label = torch.zeros(math.prod(lead), dtype=torch.int32)  # any in range: without one a row isn't computed
-    batch = make_batch(draft_hidden, lm_head, labels=label, loss_mask=row_mask, bias=bias)
+    # Any in range: without one a row isn't computed.
+    label = torch.zeros(math.prod(lead), dtype=torch.int32, device="cpu")
+    batch = make_batch(draft_hidden, lm_head, labels=label, loss_mask=row_mask, bias=bias, mask_name="row_mask")
     step = run_step(options, batch, S.PRODUCE_TOP_K | S.PRODUCE_TOP_K_ROWS, trains=lm_head.requires_grad)
     ids, logprobs = step.topk
     return TopK(ids.long().reshape(*lead, k), logprobs.reshape(*lead, k))
@@ -293,6 +314,8 @@ def weight_sum(
     *,
     rows: Optional[int] = None,
     vocab: Optional[int] = None,
+    draft_to_target: Optional[Tensor] = None,
+    outside: str = "drop",
     block_size: int = 16,
     first_slot: int = 1,
     decay: Decay = ("exp", 10.0),
@@ -302,41 +325,63 @@ def weight_sum(
 
     For normalisers that span micro-batches or ranks: add the results (torch.distributed.all_reduce), then pass the sum
     as ``norm`` to draft_loss. loss_mask and labels as there; without either, ``rows`` says how many there are. ``vocab``:
-    V, needed with labels. Returns a float64 scalar on the arguments' device; nothing waits for it.
-    D-PACE's weights come out of the drafter's probabilities, so their sum is not known before the step: refused.
+    the number of tokens that a label may be, needed with labels: V, or the target's where draft_to_target is given (that
+    and outside as in draft_loss: rows that are dropped have no weight). Returns a float64 scalar on the arguments' device;
+    nothing waits for it.
+    D-PACE's weights come out of the drafter's probabilities, and rows that are dropped by the target's argmax out of the
+    target's: such a sum is not known before the step and refused.
     """
-    kind, parameter = _decay_parts(decay)
-    if norm not in ("weights", "count"):
-        raise InvalidArgument(f"norm {norm!r}: expected weights or count")
+    kind, parameter = decay_parts(decay)
+    block = integer("block_size", block_size, 1)
+    first = integer("first_slot", first_slot, 0, block - 1)
+    drops = draft_to_target is not None and choice("outside", outside, S.OUTSIDE[1:]) == "drop"
+    choice("norm", norm, ("weights", "count"))
     if kind == "dpace" and norm == "weights":
         raise InvalidArgument("decay dpace: the sum of its weights is known only after the step")
+    if drops and labels is None:
+        raise InvalidArgument(
+            "draft_to_target: rows whose target's argmax is no draft column are known only after the step: expected "
+            "labels, or outside='keep'"
+        )
+    check_tensors(loss_mask=loss_mask, labels=labels, draft_to_target=draft_to_target)
     sizes = {t.numel() for t in (loss_mask, labels) if t is not None} | ({rows} if rows is not None else set())
     if len(sizes) != 1:
         raise InvalidArgument(f"rows {sorted(sizes)}: expected one count of rows, from loss_mask, labels or rows")
     count = sizes.pop()
-    if count % block_size != 0:
-        raise InvalidArgument(f"{count} rows: expected whole blocks, a multiple of block_size {block_size}")
+    if count % block != 0:
+        raise InvalidArgument(f"{count} rows: expected whole blocks, a multiple of block_size {block}")
     like = labels if loss_mask is None else loss_mask
-    device = None if like is None else like.device
+    device = torch.device("cpu") if like is None else like.device
     weight = torch.ones(count, dtype=torch.float64, device=device)
     if loss_mask is not None:
-        weight = weight * (loss_mask != 0 if loss_mask.dtype == torch.bool else loss_mask).reshape(-1)
+        weight = _mask_weights(loss_mask)
     if labels is not None:
-        if vocab is None:
-            raise InvalidArgument("vocab: missing, and labels are in range or not by it")
-        weight = weight * ((labels >= 0) & (labels < vocab)).reshape(-1).to(weight.device)
-    weight = weight.reshape(-1, block_size)[:, first_slot:]
+        weight = weight * _in_vocabulary(labels, vocab, draft_to_target if drops else None).to(device)
+    weight = weight.reshape(-1, block)[:, first:]
     if norm == "weights" and kind != "none":
-        slot = torch.arange(block_size - first_slot, dtype=torch.float64, device=device)
+        slot = torch.arange(block - first, dtype=torch.float64, device=device)
         weight = weight * (torch.exp(-slot / parameter) if kind == "exp" else parameter**slot)
     return weight.sum()
 
 
-def _decay_parts(decay: Any) -> Tuple[str, float]:
-    if isinstance(decay, str):
-        kind, _, text = decay.partition(":")
-        decay = (kind, float(text)) if text else (kind,)
-    kind, parameter = decay[0], float(decay[1]) if len(decay) > 1 else 0.0
-    if kind not in S.DECAYS or (kind != "none") != (len(decay) > 1):
-        raise InvalidArgument(f"decay {decay!r}: expected none, exp:GAMMA, power:GAMMA or dpace:A")
-    return kind, parameter
+def _mask_weights(mask: Tensor) -> Tensor:
+    """As a step reads a mask: what is no weight is refused on the host, and no row on a device, where nothing waits."""
+    if mask.dtype == torch.bool:
+        return mask.reshape(-1).to(torch.float64)
+    weight = mask.reshape(-1).to(torch.float64)
+    good = (weight >= 0) & (weight < math.inf)
+    if mask.is_cpu and not compiling() and not bool(good.all()):
+        row = int((~good).nonzero()[0])
+        raise InvalidArgument(f"loss_mask: row {row} is {float(weight[row])}: expected a finite number that is not negative")
+    return torch.where(good, weight, torch.zeros_like(weight))
+
+
+def _in_vocabulary(labels: Tensor, vocab: Optional[int], columns: Optional[Tensor]) -> Tensor:
+    """[T] bool: rows whose label is a token; of `columns`, where those are given."""
+    if labels.dtype not in (torch.int32, torch.int64):
+        raise InvalidArgument(f"labels of {labels.dtype}: expected int32 or int64")
+    if vocab is None:
+        raise InvalidArgument("vocab: missing, and labels are in range or not by it")
+    flat = labels.reshape(-1)
+    inside = (flat >= 0) & (flat < vocab)
+    return inside if columns is None else inside & torch.isin(flat, columns.to(flat))

@@ -32,6 +32,23 @@ class Spec:
     given_norm: bool  # N came from the caller: losses of a step's parts add
 
     @property
+    def kind(self) -> Dict[str, Any]:
+        """What figures must have in common to be added. Not factors and parameters of terms, which a trainer may anneal."""
+        o = self.options
+        return dict(
+            terms=",".join(sorted(o.term_names)),
+            topk=o.topk,
+            labels=o.labels,
+            target_hidden=self.has_target,
+            block_size=o.block_size,
+            first_slot=o.first_slot,
+            gap=o.gap,
+            outside=o.outside,
+            metrics=o.metrics,
+            norm="given" if self.given_norm else o.norm,
+        )
+
+    @property
     def adds_loss(self) -> bool:
         return self.given_norm or self.options.norm == "none"
 
@@ -44,7 +61,9 @@ class Metrics:
 
     ``a + b`` adds steps (``sum([a, b, c])`` works too), ``all_reduce()`` adds ranks. Of the sum, ``loss`` is the ratio
     of the added numerators and denominators where N follows from the batch (``norm`` "weights" and "count"); with
-    ``norm="none"`` or an N of the caller's it is the sum of the losses, as parts of one step add up.
+    ``norm="none"`` or an N of the caller's it is the sum of the losses, as parts of one step add up: of several steps, or
+    of ranks whose N is a rank's share, divide it by their number, or read ``terms`` of ``ratios()``, which are means over all
+    rows and need no N.
     """
 
     def __init__(self, data: Tensor, spec: Spec, rows: Optional[Rows] = None) -> None:
@@ -132,8 +151,8 @@ class Metrics:
     @property
     def term_sums(self) -> Dict[str, Tensor]:
         """For each term in use: sum of w * l_i, without the term's factor."""
-        used = request_of(self.spec.options).objective.terms
-        return {name: self._fixed(S.SUM_TERM + i) for i, name in enumerate(S.TERMS) if used >> i & 1}
+        used = self.spec.options.term_names
+        return {name: self._fixed(S.SUM_TERM + i) for i, name in enumerate(S.TERMS) if name in used}
 
     def _top_k(self, offset: int) -> Dict[int, Tensor]:
         if not self.spec.options.produce & S.PRODUCE_TOP_K:
@@ -163,16 +182,10 @@ class Metrics:
     # ---- adding ----
 
     def _same_kind(self, other: "Metrics") -> None:
-        mine, theirs = self.spec, other.spec
-        for what, a, b in (
-            ("terms", mine.options.terms, theirs.options.terms),
-            ("topk", mine.options.topk, theirs.options.topk),
-            ("block_size", mine.options.block_size, theirs.options.block_size),
-            ("metrics", mine.options.metrics, theirs.options.metrics),
-            ("norm", (mine.options.norm, mine.given_norm), (theirs.options.norm, theirs.given_norm)),
-        ):
-            if a != b:
-                raise InvalidArgument(f"metrics with {what} {a} and {b} can't be added")
+        mine, theirs = self.spec.kind, other.spec.kind
+        for what, value in mine.items():
+            if value != theirs[what]:
+                raise InvalidArgument(f"metrics with {what} {value} and {theirs[what]} can't be added")
 
     def __add__(self, other: Any) -> "Metrics":
         if isinstance(other, int) and other == 0:  # sum() starts from it
@@ -203,7 +216,9 @@ class Metrics:
     def all_reduce(self, group: Any = None) -> "Metrics":
         """The sum over the ranks of a process group (None: all), on every rank. Collective: all ranks must call it.
 
-        With an N of the caller's, ``loss`` adds as well and ``loss_den`` stays this rank's. ``first_nonfinite_row`` is
+        With an N of the caller's, ``loss`` adds as well and ``loss_den`` stays this rank's: where that is the global N over
+        the number of ranks, as DistributedDataParallel's averaging wants it, ``loss`` is that number times the global loss.
+        All ranks' metrics must be of one kind, as for ``+``; nothing looks. ``first_nonfinite_row`` is
         counted within whichever rank has the smallest, and ``rows`` is this rank's times the ranks'.
         """
         import torch.distributed as dist
@@ -221,14 +236,16 @@ class Metrics:
 
     def to(self, device: Any) -> "Metrics":
         """The same figures on another device."""
-        return Metrics(self._data.to(device), self.spec, self.rows)
+        rows = None if self.rows is None else Rows(*[None if row is None else row.to(device) for row in self.rows])
+        return Metrics(self._data.to(device), self.spec, rows)
 
     # ---- reading ----
 
     def ratios(self) -> Dict[str, Any]:
         """Figures as Python numbers, with the keys of ``onehead run --json``. Waits for the device.
 
-        Figures that were not asked for or need a target that isn't there are None; ratios over nothing are 0.
+        Figures that were not asked for or need a target that isn't there are None (of slot_hits and slot_count, 0); ratios
+        over nothing are 0.
         """
         options, results = self.spec.options, S.Results()
         data = self._data.detach().to("cpu")

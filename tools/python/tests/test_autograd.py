@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import draws
 import onehead
-from onehead import _context
+from onehead import _context, _step
 
 
 def leaf(batch):
@@ -58,8 +58,19 @@ def test_a_gradient_of_the_gradient_is_refused():
     d = draft.clone().requires_grad_()
     loss, _ = onehead.draft_loss(d, **rest)
     (grad,) = torch.autograd.grad(loss, d, create_graph=True)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="no derivative"):
         grad.sum().backward()
+
+
+def test_a_gradient_of_the_gradient_is_not_lost_in_a_sum():
+    draft, rest = arguments()
+    d = draft.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(onehead.draft_loss(d, **rest)[0], d, create_graph=True)
+    with pytest.raises(RuntimeError, match="no derivative"):
+        ((d**2).sum() + (grad**2).sum()).backward()
+    right = d.detach().requires_grad_()
+    onehead.draft_loss(right, **rest)[0].backward()
+    assert torch.equal(grad.detach(), right.grad)
 
 
 def test_no_grad_forms_no_gradient():
@@ -142,11 +153,44 @@ def test_metrics_of_steps_add_as_one_step_over_all():
     assert compare((halves[0] + halves[1]).ratios(), whole.ratios())
 
 
-def test_metrics_of_different_kinds_do_not_add():
+LABELS = torch.arange(64)
+
+
+@pytest.mark.parametrize(
+    "what, change",
+    [
+        ("topk", dict(topk=(1,))),
+        ("terms", dict(terms="kl=1,ce=1")),
+        ("labels", dict(labels=LABELS)),
+        ("target_hidden", dict(labels=LABELS, target_hidden=None, terms="ce=1")),
+        ("first_slot", dict(first_slot=0)),
+        ("gap", dict(gap="skip")),
+        ("norm", dict(norm=3.0)),
+        ("metrics", dict(metrics="one-read")),
+    ],
+)
+def test_metrics_of_different_kinds_do_not_add(what, change):
     draft, rest = arguments()
-    a, b = onehead.draft_loss(draft, **rest)[1], onehead.draft_loss(draft, **rest, topk=(1,))[1]
-    with pytest.raises(onehead.InvalidArgument, match="topk"):
+    if what == "target_hidden":
+        rest.update(labels=LABELS, terms="ce=1")
+    a, b = onehead.draft_loss(draft, **rest)[1], onehead.draft_loss(draft, **dict(rest, **change))[1]
+    with pytest.raises(onehead.InvalidArgument, match=f"metrics with {what} "):
         a + b
+
+
+def test_metrics_of_an_objective_whose_factors_change_add():
+    draft, rest = arguments()
+    a, b = [onehead.draft_loss(draft, **rest, terms=terms)[1] for terms in ("kl=1, cap=0.1", {"kl": 0.5, "cap": 0.2})]
+    both = (a + b).ratios()
+    assert both["terms"]["kl"] == pytest.approx(a.ratios()["terms"]["kl"], rel=1e-12)
+    assert both["loss"] == pytest.approx((a.ratios()["loss"] + b.ratios()["loss"]) / 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [float("nan"), float("inf"), -60.0, 0.0])
+def test_an_n_on_a_device_that_is_no_norm_makes_nan_and_zero_none(n):
+    """On a device nothing waits to refuse it: it must not look like a batch without rows."""
+    found = float(_step.inverse(torch.tensor(n, dtype=torch.float64)))
+    assert found == 0 if n == 0 else found != found
 
 
 def test_a_row_that_is_not_finite_is_reported_and_touches_no_other():

@@ -50,12 +50,21 @@ def test_pip_install_carries_library_and_backend(tmp_path):
     (tmp_path / "python").rename(source)
     (tmp_path / "CMakeLists.txt").write_text((PACKAGE.parent.parent / "CMakeLists.txt").read_text())
     build = next(p for p in LIBRARY.parents if (p / "backends").is_dir())
-    run(
-        str(venv / "bin/pip"), "install", "--no-build-isolation", "--no-deps", "--no-index", str(source),
-        ONEHEAD_BUILD_DIR=str(build),
-    )
+    install = (str(venv / "bin/pip"), "install", "--no-build-isolation", "--no-deps", "--no-index", str(source))
+    run(*install, ONEHEAD_BUILD_DIR=str(build))
+    # What an earlier build left is not taken again.
+    stale = next((source / "build").glob("**/_lib/backends")) / "onehead-stale.so"
+    stale.write_text("")
+    with pytest.raises(AssertionError, match="expected a build tree"):
+        run(*install, ONEHEAD_BUILD_DIR="/nonexistent")
+    run(*install, "--force-reinstall", ONEHEAD_BUILD_DIR=str(build))
     said = run(str(venv / "bin/python"), "-m", "onehead")
+    assert "stale" not in said
     assert f"{venv}" in said.splitlines()[0] and "check     ok" in said
     backends = [line.split() for line in said.splitlines() if line.startswith("backend")]
     assert ["backend", "openblas"] in [line[:2] for line in backends if line[2].startswith(str(venv))]
     assert "template" not in [name for _, name, path, *_ in backends if path.startswith(str(venv))]
+    carried = next(pathlib.Path(line[2]) for line in backends if line[1] == "openblas")
+    carried.parent.chmod(0o775)
+    with pytest.raises(AssertionError, match="openblas .*refused: .*writable by group"):
+        run(str(venv / "bin/python"), "-m", "onehead")

@@ -48,3 +48,27 @@ def test_the_operation_keeps_its_promises():
         torch.ops.onehead.draft_loss.default, (*batch, None, options.encode(), [True, False, False]),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
+
+
+def test_a_number_as_norm_is_not_compiled_anew():
+    draft, rest = arguments()
+    torch._dynamo.reset()
+    step = torch.compile(lambda x, n: onehead.draft_loss(x, **rest, norm=n)[0], backend="eager", fullgraph=True)
+    for n in range(2, 22):  # more than a function may be compiled for
+        assert torch.equal(step(draft, float(n)), onehead.draft_loss(draft, **rest, norm=float(n))[0])
+
+
+def test_top_k_runs_uncompiled():
+    draft, rest = arguments()
+    step = torch.compile(lambda x: onehead.topk(x * 2, rest["lm_head"], 4).ids + 1, backend="eager")
+    assert torch.equal(step(draft), onehead.topk(draft * 2, rest["lm_head"], 4).ids + 1)
+
+
+def test_figures_are_read_within_a_graph():
+    draft, rest = arguments()
+
+    def step(x):
+        loss, metrics = onehead.draft_loss(x, **rest)
+        return loss + metrics.term_sums["kl"] + metrics.hits[1] + (metrics + metrics).loss
+
+    assert torch.equal(torch.compile(step, backend="eager", fullgraph=True)(draft), step(draft))
