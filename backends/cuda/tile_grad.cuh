@@ -41,7 +41,8 @@ static __device__ __forceinline__ float grad_at(const oh_tile_grad &g, const oh_
     float factor = c.c0;
     if (form & (OH_FORM_LOG_P | OH_FORM_LOG_Q | OH_FORM_LOG_M)) factor += log_terms(c, s, form, z, t);
     if (TARGET && form & OH_FORM_LE && p <= q) factor += c.c4;
-    float grad = p * factor;
+    /* Where p is 0 its logarithm, and with that the factor, may be too large for f32. */
+    float grad = p > 0 ? p * factor : 0;
     if (TARGET && form & OH_FORM_Q) grad -= c.cq * q;
     return grad - c.ck;
 }

@@ -8,6 +8,8 @@
 #ifndef ONEHEAD_CUDA_TILES_CUH
 #define ONEHEAD_CUDA_TILES_CUH
 
+#include <cfloat>
+
 #include <onehead/rowmath.h>
 
 #include "elements.cuh"
@@ -144,8 +146,10 @@ static __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+/* Finite for a finite maximum, masks of the least number among them: where maxima move, what is nothing is multiplied by
+ * their distance. */
 static __device__ __forceinline__ float exponent_offset(float max) {
-    return __fmul_rn(max, LOG2_E);
+    return fmaxf(__fmul_rn(max, LOG2_E), -FLT_MAX);
 }
 
 static __device__ __forceinline__ float exponent(float x, float offset) {

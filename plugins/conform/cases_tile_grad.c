@@ -133,8 +133,14 @@ static void check_grad(kit *k, const tile_spec *spec, int32_t out_dtype, uint32_
 
 static void check_format(kit *k, int32_t format) {
     static const int64_t shapes[][4] = {/* rows, columns, pad, shift */
-                                        {1, 1, 0, 0},    {3, 2, 0, 1},    {4, 7, 2, 0},     {5, 19, 0, 0},
-                                        {15, 129, 3, 1}, {15, 512, 0, 0}, {15, 1031, 6, 3}, {3, 5003, 0, 1}};
+                                        {1, 1, 0, 0},
+                                        {3, 2, 0, 1},
+                                        {4, 7, 2, 0},
+                                        {5, 19, 0, 0},
+                                        {TILE_EDGE_ROWS, 129, 3, 1},
+                                        {TILE_EDGE_ROWS, 512, 0, 0},
+                                        {TILE_EDGE_ROWS, 1031, 6, 3},
+                                        {3, 5003, 0, 1}};
     static const uint32_t forms[] = {
         0, OH_FORM_Q, OH_FORM_LE, OH_FORM_LOG_P | OH_FORM_LOG_M, OH_FORM_LOG_P | OH_FORM_LOG_Q, OH_FORM_LE | OH_FORM_Q};
     static const int32_t dtypes[] = {OH_F32, OH_BF16, OH_F16};

@@ -122,9 +122,18 @@ static void check_kinds(kit *k, const tile_spec *spec, int turn) {
 
 static void check_format(kit *k, int32_t format) {
     static const int64_t shapes[][4] = {/* rows, columns, pad, shift */
-                                        {1, 1, 0, 0},     {5, 1, 7, 0},    {4, 7, 1, 0},     {15, 129, 3, 1},
-                                        {15, 129, 7, 0},  {15, 512, 0, 0}, {15, 1031, 6, 3}, {15, 1031, 1, 0},
-                                        {15, 4096, 0, 0}, {3, 5003, 5, 0}, {2, 40007, 1, 1}, {3, 40007, 1, 0}};
+                                        {1, 1, 0, 0},
+                                        {5, 1, 7, 0},
+                                        {4, 7, 1, 0},
+                                        {TILE_EDGE_ROWS, 129, 3, 1},
+                                        {TILE_EDGE_ROWS, 129, 7, 0},
+                                        {TILE_EDGE_ROWS, 512, 0, 0},
+                                        {TILE_EDGE_ROWS, 1031, 6, 3},
+                                        {TILE_EDGE_ROWS, 1031, 1, 0},
+                                        {TILE_EDGE_ROWS, 4096, 0, 0},
+                                        {3, 5003, 5, 0},
+                                        {2, 40007, 1, 1},
+                                        {3, 40007, 1, 0}};
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     for (int fill = 0; fill < TILE_FILLS; ++fill)
         for (int s = 0; s < SHAPES; ++s) {
@@ -138,7 +147,7 @@ static void check_format(kit *k, int32_t format) {
     const tile_spec shared = {23, 257, 1, 0, 6, 0, TILE_NEAR, format, 0, false, true};
     check_kinds(k, &shared, 0);
     for (int fill = TILE_TIES; fill < TILE_WIDE; ++fill) {
-        const tile_spec listed = {15, 1031, 0, 0, 14, 0, (tile_fill)fill, format, 0, false, true};
+        const tile_spec listed = {TILE_EDGE_ROWS, 1031, 0, 0, 14, 0, (tile_fill)fill, format, 0, false, true};
         check_pass(k, &listed, &(pass_spec){.kind = kinds[KIND_KL], .out_dtype = dtype, .top_k = 8});
     }
     /* Logit transforms are not asked for; who takes them anyway must be right. */

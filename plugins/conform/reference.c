@@ -1,5 +1,6 @@
 #include "reference.h"
 
+#include <float.h>
 #include <math.h>
 
 #define U FLOAT_U
@@ -72,6 +73,7 @@ row_sums reference_sums(const tile *t, int64_t row, const oh_row_stats *offsets)
     const double summing = (double)((r.columns < 256 ? r.columns : 256) + 16) * U;
     s.z_sum.bound += summing * z_size, s.t_sum.bound += summing * t_size;
     s.z_dot.bound += summing * dot_size, s.z_total.bound += summing * total_size;
+    if (total_size > (double)FLT_MAX) s.z_total.bound = (double)INFINITY; /* of masked columns, by no f32 */
     s.kl_dot.bound += summing * kl_size, s.rkl_dot.bound += summing * rkl_size;
     return s;
 }

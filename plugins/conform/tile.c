@@ -1,5 +1,6 @@
 #include "tile.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -51,11 +52,19 @@ static double far_offset(int32_t format) {
     return format == OH_TILE_BF16 ? 256 : 2000;
 }
 
+/* What masks are made of: the format's least number, which a transform would take out of f32. */
+static double least(const tile_spec *s, bool is_draft) {
+    if (s->format == OH_TILE_DIFF) return is_draft ? 0 : -6e4;
+    if (s->format == OH_TILE_F16) return -6e4;
+    if (s->transform) return -1e9;
+    return s->format == OH_TILE_BF16 ? -0x1.fep127 : (double)-FLT_MAX;
+}
+
 static double edge(const tile_spec *s, uint64_t key, int64_t row, int64_t column, bool is_draft) {
     const int64_t last = s->columns - 1;
     const double plain = (double)draw_integer(key, row * s->columns + column, -6, 6) / 2;
     const double inf = (double)INFINITY;
-    switch (row % 15) {
+    switch (row % TILE_EDGE_ROWS) {
     case 0:
         return is_draft && column == last / 2 ? (double)NAN : plain;
     case 1:
@@ -84,6 +93,12 @@ static double edge(const tile_spec *s, uint64_t key, int64_t row, int64_t column
         return !is_draft ? -inf : plain;
     case 13:
         return column == 0 ? 9 : plain;
+    case 14: /* masked in both, from the front, so that maxima rise from there */
+        return column <= last / 2 ? least(s, is_draft) : plain;
+    case 15: /* masked in one, no logit of the other */
+        return column > last / 2 ? plain : is_draft ? least(s, true) : -inf;
+    case 16:
+        return column > last / 2 ? plain : is_draft ? -inf : least(s, false);
     default: /* finite, and so far below the rest that no exponential of it is one by its own offset in f32 */
         return is_draft && column > last / 2 ? (s->format == OH_TILE_F16 || s->format == OH_TILE_DIFF ? -6e4 : -1e10)
                                              : plain;

@@ -16,9 +16,12 @@ typedef enum tile_fill {
     TILE_NEAR, /* normal, drafter and target nearly equal */
     TILE_FAR,  /* normal, drafter and target unrelated */
     TILE_WIDE, /* spread so wide that probabilities underflow */
-    TILE_EDGES, /* row by row: one finite logit, none, NaN, +inf, -inf on one side, an offset of 1e6, a maximum at the end */
+    TILE_EDGES, /* row by row: one finite logit, none, NaN, +inf, -inf on one side, an offset of 1e6, a maximum at the end,
+                   masks of the least number */
     TILE_FILLS
 } tile_fill;
+
+enum { TILE_EDGE_ROWS = 18 }; /* kinds of rows of TILE_EDGES */
 
 enum { TILE_SCALE = 1, TILE_BIAS = 2, TILE_SOFTCAP = 4 };
 

@@ -28,7 +28,8 @@ static oh_real grad_at(const oh_row_coef *c, const oh_softmax *s, uint32_t form,
     oh_real factor = c->c0;
     if (form & (OH_FORM_LOG_P | OH_FORM_LOG_Q | OH_FORM_LOG_M)) factor += log_terms(c, s, form, z, t);
     if (form & OH_FORM_LE && p <= q) factor += c->c4;
-    const oh_real grad = form & OH_FORM_Q ? p * factor - c->cq * q : p * factor;
+    /* Where p is 0 its logarithm, and with that the factor, may be too large for oh_real. */
+    const oh_real of_p = p > 0 ? p * factor : 0, grad = form & OH_FORM_Q ? of_p - c->cq * q : of_p;
     return grad - c->ck;
 }
 
