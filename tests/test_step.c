@@ -199,13 +199,16 @@ static void test_a_dirty_workspace_changes_no_bit(void **state) {
     const uint64_t bytes = (uint64_t)(a > b ? a : b);
     char *workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
     assert_non_null(workspace);
-    inputs.workspace = workspace;
     inputs.workspace_bytes = bytes;
     for (int i = 0; i < 2; ++i) {
         step_output scratch;
         step_output_open(&out[i], &c);
         step_output_open(&scratch, &c);
         const oh_outputs outputs = step_outputs(&out[i], &c.request), elsewhere = step_outputs(&scratch, &c.request);
+        inputs.workspace = workspace + 8;
+        assert_int_equal(oh_plan_run(plan, &inputs, &outputs, &error), OH_INVALID_ARGUMENT);
+        assert_non_null(strstr(error.message, "a multiple of 256"));
+        inputs.workspace = workspace;
         memset(workspace, i ? 0xff : 0x00, bytes);
         if (i) assert_int_equal(oh_plan_run(other, &inputs, &elsewhere, &error), OH_OK);
         assert_int_equal(oh_plan_run(plan, &inputs, &outputs, &error), OH_OK);

@@ -33,17 +33,24 @@ static int64_t element_size(int32_t dtype) {
     return dtype == OH_F32 ? 4 : 2;
 }
 
+static int is_dtype(int32_t dtype) {
+    return dtype == OH_F32 || dtype == OH_BF16 || dtype == OH_F16;
+}
+
+static int is_claimed(const oh_gemm *g) {
+    return g->a_dtype == g->b_dtype && (g->c_dtype == OH_F32 || g->c_dtype == g->a_dtype);
+}
+
 static int is_possible(const oh_gemm *g) {
     if (g->op < OH_GEMM_NT || g->op > OH_GEMM_TN || g->m < 0 || g->n < 0 || g->k < 0) return 0;
-    if (g->a_dtype != g->b_dtype || (g->a_dtype != OH_F32 && g->a_dtype != OH_BF16 && g->a_dtype != OH_F16)) return 0;
-    if (g->c_dtype != OH_F32 && g->c_dtype != g->a_dtype) return 0;
+    if (!is_dtype(g->a_dtype) || !is_dtype(g->b_dtype) || !is_dtype(g->c_dtype)) return 0;
     if (g->m == 0 || g->n == 0) return 1;
     if (!g->c || g->ldc < g->n || (uintptr_t)g->c % (uintptr_t)element_size(g->c_dtype)) return 0;
     if (g->k == 0) return 1;
     const int64_t a_columns = g->op == OH_GEMM_TN ? g->m : g->k, b_columns = g->op == OH_GEMM_NT ? g->k : g->n;
-    const uintptr_t size = (uintptr_t)element_size(g->a_dtype);
-    return g->a && g->b && g->lda >= a_columns && g->ldb >= b_columns && (uintptr_t)g->a % size == 0 &&
-           (uintptr_t)g->b % size == 0;
+    return g->a && g->b && g->lda >= a_columns && g->ldb >= b_columns &&
+           (uintptr_t)g->a % (uintptr_t)element_size(g->a_dtype) == 0 &&
+           (uintptr_t)g->b % (uintptr_t)element_size(g->b_dtype) == 0;
 }
 
 static uint32_t alignment_of(const void *address) {
@@ -246,6 +253,9 @@ oh_status cuda_gemm(oh_queue *queue, const oh_gemm *g) {
     oh_device *device = queue->device;
     if (queue_ready(queue) != OH_OK) return queue_ready(queue);
     if (!is_possible(g)) return queue_refuse(queue, "gemm");
+    if (!is_claimed(g))
+        return device_fail(device, OH_UNSUPPORTED, "cuda: gemm of dtypes %d x %d -> %d, which gemm_kinds doesn't claim",
+                           (int)g->a_dtype, (int)g->b_dtype, (int)g->c_dtype);
     if (g->m == 0 || g->n == 0 || (g->k == 0 && g->accumulate)) return OH_OK;
     const device_guard guard(device);
     if (g->k == 0) return write_zeros(queue, g);

@@ -1,7 +1,7 @@
 /* gemm_plain.cu - the product for whatever cuBLASLt refuses: tiles of both operands in shared memory, one result a
  * thread, accumulated in f32 in the order of k. */
-#include "elements.cuh"
 #include "device.h"
+#include "elements.cuh"
 
 enum { SIDE = 16 };
 
@@ -41,12 +41,29 @@ __global__ void __launch_bounds__(SIDE *SIDE) gemm_plain_kernel(const oh_gemm g)
     element_write(g.c, at, g.c_dtype, g.accumulate ? element_read(g.c, at, g.c_dtype) + sum : sum);
 }
 
+/* A grid's second dimension ends at 65,535 blocks: more columns are strips. */
+#define STRIP ((int64_t)65535 * SIDE)
+
+static oh_gemm columns_from(const oh_gemm *product, int64_t first) {
+    const int64_t left = product->n - first, at = product->op == OH_GEMM_NT ? first * product->ldb : first;
+    oh_gemm strip = *product;
+    strip.n = left < STRIP ? left : STRIP;
+    strip.b = (const char *)product->b + at * element_bytes(product->b_dtype);
+    strip.c = (char *)product->c + first * element_bytes(product->c_dtype);
+    return strip;
+}
+
 cudaError_t gemm_plain(cudaStream_t stream, const oh_gemm *product) {
-    const int64_t rows = (product->m + SIDE - 1) / SIDE, columns = (product->n + SIDE - 1) / SIDE;
-    if (rows > INT32_MAX || columns > 65535) return cudaErrorInvalidConfiguration;
-    const dim3 grid((unsigned)rows, (unsigned)columns), block(SIDE, SIDE);
-    gemm_plain_kernel<<<grid, block, 0, stream>>>(*product);
-    return cudaGetLastError();
+    const int64_t rows = (product->m + SIDE - 1) / SIDE;
+    if (rows > INT32_MAX) return cudaErrorInvalidConfiguration;
+    for (int64_t first = 0; first < product->n; first += STRIP) {
+        const oh_gemm strip = columns_from(product, first);
+        const dim3 grid((unsigned)rows, (unsigned)((strip.n + SIDE - 1) / SIDE)), block(SIDE, SIDE);
+        gemm_plain_kernel<<<grid, block, 0, stream>>>(strip);
+        const cudaError_t error = cudaGetLastError();
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
 }
 
 cudaError_t gemm_plain_load(void) {

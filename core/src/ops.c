@@ -25,6 +25,10 @@ oh_status oh_op_wait(oh_context *c, oh_queue *queue, oh_error *error) {
     return said(c, c->backend->queue_wait(queue), "wait", error);
 }
 
+int oh_op_is_capturing(const oh_context *c, oh_queue *queue) {
+    return OH_BACKEND_HAS(c->backend, queue_is_capturing) && c->backend->queue_is_capturing(queue);
+}
+
 oh_status oh_op_gemm(oh_context *c, oh_queue *queue, const oh_gemm *product, oh_error *error) {
     return said(c, c->backend->gemm(queue, product), "gemm", error);
 }

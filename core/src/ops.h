@@ -10,6 +10,8 @@ oh_status oh_op_upload(oh_context *c, oh_queue *queue, void *to, const void *fro
 oh_status oh_op_download(oh_context *c, oh_queue *queue, void *to, const void *from, uint64_t bytes, oh_error *error);
 oh_status oh_op_fill(oh_context *c, oh_queue *queue, void *to, int32_t byte, uint64_t bytes, oh_error *error);
 oh_status oh_op_wait(oh_context *c, oh_queue *queue, oh_error *error);
+/* Whether what is enqueued is recorded, to run when a graph is replayed, or never. */
+int oh_op_is_capturing(const oh_context *c, oh_queue *queue);
 oh_status oh_op_gemm(oh_context *c, oh_queue *queue, const oh_gemm *product, oh_error *error);
 oh_status oh_op_copy_rows(oh_context *c, oh_queue *queue, const oh_copy_rows *copy, oh_error *error);
 oh_status oh_op_matrix_norm(oh_context *c, oh_queue *queue, const oh_matrix_norm *norm, oh_error *error);

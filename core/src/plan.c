@@ -308,6 +308,30 @@ static oh_status check_device_inputs(const oh_plan *plan, oh_error *error) {
     return oh_fail(error, OH_UNSUPPORTED, "device_inputs: backend %s has no row_select", backend->name);
 }
 
+/* A copy of what every run uploads, which mustn't wait for it: in pinned memory where the backend has some. */
+static oh_status keep_for_upload(const oh_plan *plan, const char *what, const void *from, size_t bytes, void **kept,
+                                 oh_error *error) {
+    const oh_backend *backend = plan->context->backend;
+    void *memory = NULL;
+    if (backend->host_alloc) {
+        const oh_status status = backend->host_alloc(plan->context->device, bytes, &memory);
+        if (status != OH_OK) return oh_context_fail(plan->context, status, what, error);
+    } else {
+        memory = malloc(bytes);
+        if (!memory) return oh_fail(error, OH_OUT_OF_MEMORY, "%s: out of memory", what);
+    }
+    memcpy(memory, from, bytes);
+    *kept = memory;
+    return OH_OK;
+}
+
+static void free_kept(const oh_plan *plan, void *kept) {
+    if (kept && plan->context->backend->host_alloc)
+        plan->context->backend->host_free(plan->context->device, kept);
+    else
+        free(kept);
+}
+
 static oh_status copy_subset(oh_plan *plan, oh_error *error) {
     const oh_request *r = &plan->request;
     if (!r->target_vocab) return OH_OK;
@@ -326,20 +350,21 @@ static oh_status copy_subset(oh_plan *plan, oh_error *error) {
                            (long long)i, (long long)id, (long long)last, (long long)r->target_vocab);
         last = id;
     }
-    const size_t bytes = (size_t)r->vocab * sizeof *plan->subset;
-    const oh_backend *backend = plan->context->backend;
-    if (backend->host_alloc) { /* uploaded by every run, which mustn't wait for it */
-        void *pinned = NULL;
-        const oh_status status = backend->host_alloc(plan->context->device, bytes, &pinned);
-        if (status != OH_OK) return oh_context_fail(plan->context, status, "pinned memory for draft_to_target", error);
-        plan->subset = pinned;
-    } else {
-        plan->subset = malloc(bytes);
-        if (!plan->subset) return oh_fail(error, OH_OUT_OF_MEMORY, "draft_to_target: out of memory");
-    }
-    memcpy(plan->subset, r->draft_to_target, bytes);
-    plan->request.draft_to_target = plan->subset;
-    return OH_OK;
+    void *subset;
+    const oh_status status = keep_for_upload(plan, "draft_to_target", r->draft_to_target,
+                                             (size_t)r->vocab * sizeof *plan->subset, &subset, error);
+    if (status == OH_OK) plan->request.draft_to_target = plan->subset = subset;
+    return status;
+}
+
+static oh_status make_bias_factor(oh_plan *plan, oh_error *error) {
+    const oh_request *r = &plan->request;
+    if (!(r->produce & OH_PRODUCE_BIAS_GRAD) || r->scale == 1) return OH_OK;
+    const float factor = 1 / r->scale;
+    void *kept;
+    const oh_status status = keep_for_upload(plan, "the bias' factor", &factor, sizeof factor, &kept, error);
+    if (status == OH_OK) plan->bias_factor = kept;
+    return status;
 }
 
 static oh_status allocate(oh_plan *plan, oh_error *error) {
@@ -372,6 +397,7 @@ oh_status oh_plan_create(oh_context *context, const oh_request *request, oh_plan
     if (status == OH_OK) status = describe(p, error);
     if (status == OH_OK) status = check_device_inputs(p, error);
     if (status == OH_OK) status = copy_subset(p, error);
+    if (status == OH_OK) status = make_bias_factor(p, error);
     if (status == OH_OK) status = allocate(p, error);
     if (status != OH_OK) {
         oh_plan_destroy(p);
@@ -420,10 +446,8 @@ void oh_plan_destroy(oh_plan *plan) {
     free(plan->selection.stamp);
     free(plan->selection.stamp_index);
     free(plan->host_sums);
-    if (plan->subset && plan->context->backend->host_alloc)
-        plan->context->backend->host_free(plan->context->device, plan->subset);
-    else
-        free(plan->subset);
+    free_kept(plan, plan->subset);
+    free_kept(plan, plan->bias_factor);
     free(plan);
 }
 

@@ -1,4 +1,5 @@
 /* project.c - products with the vocabulary: W in the dtype that the backend multiplies, panel by panel. */
+#include "ops.h"
 #include "traced.h"
 
 void *oh_step_buffer(const oh_step *step, oh_buffer buffer) {
@@ -67,6 +68,7 @@ oh_status oh_step_convert_weights(oh_step *step) {
         resident->from = NULL;
         const oh_status status = copy_weight(step, &w, 0, w.rows, resident->rows);
         if (status != OH_OK) return status;
+        if (oh_op_is_capturing(step->plan->context, step->queue)) continue;
         resident->from = w.data;
         resident->from_ld = w.ld;
     }

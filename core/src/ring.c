@@ -68,16 +68,11 @@ oh_status oh_ring_take(oh_ring *ring, oh_queue *queue, void **block, oh_error *e
     return OH_OK;
 }
 
-static int is_capturing(const oh_context *context, oh_queue *queue) {
-    const oh_backend *backend = context->backend;
-    return OH_BACKEND_HAS(backend, queue_is_capturing) && backend->queue_is_capturing(queue);
-}
-
 oh_status oh_ring_upload(oh_ring *ring, oh_queue *queue, void *to, oh_error *error) {
     char *block = ring->memory + ring->at * ring->block_bytes;
     const uint64_t ticket = ++ring->last_ticket, bytes = (uint64_t)ring->payload_bytes + OH_RING_TICKET_BYTES;
     memcpy(block + ring->payload_bytes, &ticket, sizeof ticket);
-    if (ring->pinned && is_capturing(ring->context, queue))
+    if (ring->pinned && oh_op_is_capturing(ring->context, queue))
         ring->captured[ring->at] = 1;
     else
         ring->ticket[ring->at] = ring->pinned ? ticket : 0;

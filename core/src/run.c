@@ -63,6 +63,9 @@ static oh_status check_run(const oh_plan *plan, const oh_inputs *in, const oh_ou
         return oh_fail(error, OH_INVALID_ARGUMENT, "workspace of %llu bytes: this plan needs %lld",
                        (unsigned long long)(in->workspace ? in->workspace_bytes : 0),
                        (long long)plan->layout.workspace_bytes);
+    if ((uintptr_t)in->workspace % OH_ALIGNMENT != 0)
+        return oh_fail(error, OH_INVALID_ARGUMENT, "workspace at %p: expected an address that is a multiple of %d",
+                       in->workspace, (int)OH_ALIGNMENT);
     return OH_OK;
 }
 
@@ -103,13 +106,12 @@ static oh_status begin(oh_step *step) {
         status = oh_traced_upload(step, oh_step_buffer(step, OH_BUFFER_SUBSET), plan->subset,
                                   (uint64_t)plan->layout.bytes[OH_BUFFER_SUBSET]);
     if (status == OH_OK && plan->request.device_inputs) status = oh_step_select_rows(step);
-    if (status == OH_OK && plan->request.produce & OH_PRODUCE_BIAS_GRAD) {
+    if (status == OH_OK && plan->bias_factor) {
         double *extra = (double *)oh_step_buffer(step, OH_BUFFER_SUMS) + oh_sum_count(&plan->request.objective);
-        plan->bias_factor = 1 / plan->request.scale;
-        status = oh_traced_upload(step, extra + OH_SUMS_BIAS_FACTOR, &plan->bias_factor, sizeof plan->bias_factor);
-        if (status == OH_OK)
-            status = oh_traced_fill(step, step->out->bias_grad, 0, (uint64_t)plan->request.vocab * sizeof(float));
+        status = oh_traced_upload(step, extra + OH_SUMS_BIAS_FACTOR, plan->bias_factor, sizeof *plan->bias_factor);
     }
+    if (status == OH_OK && plan->request.produce & OH_PRODUCE_BIAS_GRAD)
+        status = oh_traced_fill(step, step->out->bias_grad, 0, (uint64_t)plan->request.vocab * sizeof(float));
     return status == OH_OK && plan->selection.supervised > 0 ? oh_step_convert_weights(step) : status;
 }
 
@@ -411,7 +413,8 @@ static oh_status run_chunk(oh_step *step, const oh_chunk *chunk) {
 
 /* The bias' gradient by the bias, not by the raw logit, and divided by N where that was late. */
 static oh_status close_bias(oh_step *step, const double *extra, const float *late_factor) {
-    const float *factors[2] = {(const float *)(extra + OH_SUMS_BIAS_FACTOR), late_factor};
+    const float *factors[2] = {step->plan->bias_factor ? (const float *)(extra + OH_SUMS_BIAS_FACTOR) : NULL,
+                               late_factor};
     for (int i = 0; i < 2; ++i) {
         if (!factors[i]) continue;
         const oh_copy_rows copy = {.rows = 1,
@@ -518,7 +521,7 @@ static oh_status run(oh_plan *plan, const oh_inputs *inputs, const oh_outputs *o
     if (products_only || status != OH_OK) return status;
     status = close_step(&step);
     plan->has_run = status == OH_OK;
-    if (status == OH_OK) plan->is_warm = 1;
+    if (status == OH_OK && !oh_op_is_capturing(plan->context, plan->queue)) plan->is_warm = 1;
     return status;
 }
 

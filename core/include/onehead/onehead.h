@@ -328,7 +328,7 @@ typedef struct oh_inputs {
     int32_t target_row_dtype, label_dtype, mask_dtype;
     int32_t reserved;
     const double *norm; /* device [1]: N, or NULL: the objective's rule */
-    void *workspace;    /* device, with external_workspace */
+    void *workspace;    /* device, at a multiple of 256, with external_workspace */
     uint64_t workspace_bytes;
     void *stream; /* the platform's stream to enqueue on, NULL: one of the plan's own */
 } oh_inputs;
