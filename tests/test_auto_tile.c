@@ -90,6 +90,21 @@ static void test_the_copy_of_the_weight_is_part_of_the_memory(void **state) {
     assert_true(s.weight_converted);
     assert_true(s.workspace_bytes + s.weight_bytes <= s.memory);
 
+    assert_int_equal(s.chunk, 2048);
+    r.memory = 3 * GIB; /* smaller chunks, rather than no copy */
+    s = described(&r);
+    assert_int_equal(s.tile, OH_TILE_DIFF);
+    assert_int_equal(s.weight_bytes, copy);
+    assert_int_equal(s.chunk, 512);
+    r.memory = 5 * GIB / 2 + (INT64_C(1) << 26); /* too small ones */
+    s = described(&r);
+    assert_int_equal(s.tile, OH_TILE_F32);
+    r.tile = OH_TILE_DIFF; /* as asked, then */
+    s = described(&r);
+    assert_int_equal(s.weight_bytes, 0);
+    assert_true(s.chunk >= 512);
+    r.tile = OH_TILE_AUTO;
+
     r.memory = 2 * GIB; /* less than the copy alone */
     s = described(&r);
     assert_int_equal(s.tile, OH_TILE_F32);

@@ -47,7 +47,7 @@ static uint16_t head[VOCAB * HIDDEN];
 static void open_case(step_case *c) {
     draws d = draws_open("test_captured", 1);
     step_case_open(c, &d, BLOCKS, BLOCK, HIDDEN, VOCAB);
-    for (int64_t i = 0; i < VOCAB * HIDDEN; ++i) {
+    for (int i = 0; i < VOCAB * HIDDEN; ++i) {
         uint32_t bits;
         memcpy(&bits, &c->head[i], sizeof bits);
         head[i] = (uint16_t)(bits >> 16);

@@ -12,6 +12,9 @@
 /* Fewer rows than this leave a product bound by reading W, and every chunk reads it again: from there on fewer, larger
  * chunks that project twice are the faster way to spend the same memory. */
 #define USEFUL_CHUNK 64
+/* A device would convert W for every chunk again, which costs more than chunks of down to so many rows do: on an H200 at
+ * H = 5,120, V = 248,320 those take 1.05 to 1.10 times as long as ones of 2,048, f32 tiles, which need no copy, 1.09 to 1.13. */
+#define COPY_CHUNK 512
 #define USEFUL_PANEL 1024
 #define SMALLEST_PANEL 64
 /* Converting W in pieces of this size keeps a piece in a cache near the cores that convert and multiply it. */
@@ -191,16 +194,36 @@ static int64_t weight_panel(const oh_layout_input *input, int64_t panel, int32_t
     return max64(columns, min64(panel, 1));
 }
 
-/* Whether a whole tile of `chunk` rows fits; the layout that does it, with converted weights kept where they fit. */
+/* The next smaller chunk of whole blocks worth trying, 0 after one block. */
+static int64_t smaller_chunk(int64_t chunk, int64_t block) {
+    if (chunk <= block) return 0;
+    return max64(block, chunk / 2 / block * block);
+}
+
+/* Whether a whole tile of `chunk` rows fits, beside whole copies of the weights or not; the layout that does it. */
+static int fits(oh_layout *layout, const oh_layout_input *input, int32_t policy, int64_t chunk, int32_t resident,
+                int64_t budget) {
+    const int64_t panel = input->request->vocab_valid;
+    const oh_layout_choice choice = {policy, chunk, panel, weight_panel(input, panel, resident, budget), resident};
+    oh_layout_compute(layout, input, &choice);
+    return total(layout) <= budget;
+}
+
+/* With converted weights kept where they fit. */
 static int fits_whole(oh_layout *layout, const oh_layout_input *input, int32_t policy, int64_t chunk, int64_t budget) {
-    const int trains = input->request->weight_trains && !input->keep_trained;
-    const int may_keep = copies_weights(&input->formats) && !trains;
-    for (int32_t resident = may_keep; resident >= 0; --resident) {
-        const int64_t panel = input->request->vocab_valid;
-        const oh_layout_choice choice = {policy, chunk, panel, weight_panel(input, panel, resident, budget), resident};
-        oh_layout_compute(layout, input, &choice);
-        if (total(layout) <= budget) return 1;
-    }
+    const int trains = input->request->weight_trains && !input->prefers_copies;
+    if (copies_weights(&input->formats) && !trains && fits(layout, input, policy, chunk, 1, budget)) return 1;
+    return fits(layout, input, policy, chunk, 0, budget);
+}
+
+/* The largest chunk beside whole copies, where those are worth smaller ones. */
+static int fits_copies(oh_layout *layout, const oh_layout_input *input, int32_t policy, int64_t largest,
+                       int64_t budget) {
+    const oh_request *r = input->request;
+    if (!input->prefers_copies || !copies_weights(&input->formats) || policy == OH_POLICY_RECOMPUTE) return 0;
+    for (int64_t chunk = largest; chunk >= min64(largest, COPY_CHUNK) && chunk > 0;
+         chunk = r->chunk ? 0 : smaller_chunk(chunk, r->objective.block_size))
+        if (fits(layout, input, policy, chunk, 1, budget)) return 1;
     return 0;
 }
 
@@ -220,12 +243,6 @@ static int64_t widest_panel(oh_layout *layout, const oh_layout_input *input, int
     const oh_layout_choice choice = {OH_POLICY_RECOMPUTE, chunk, low, low, 0};
     oh_layout_compute(layout, input, &choice);
     return low;
-}
-
-/* The next smaller chunk of whole blocks worth trying, 0 after one block. */
-static int64_t smaller_chunk(int64_t chunk, int64_t block) {
-    if (chunk <= block) return 0;
-    return max64(block, chunk / 2 / block * block);
 }
 
 static oh_status too_small(const oh_layout_input *input, int32_t policy, int64_t chunk, int64_t budget,
@@ -251,6 +268,7 @@ oh_status oh_layout_choose(oh_layout *layout, const oh_layout_input *input, oh_e
     const int64_t useful = r->chunk ? r->chunk : min64(whole, round_up(USEFUL_CHUNK, block));
     const int32_t policy = r->policy == OH_POLICY_AUTO ? OH_POLICY_CACHED : r->policy;
 
+    if (fits_copies(layout, input, policy, largest, budget)) return OH_OK;
     for (int64_t chunk = largest; chunk > 0; chunk = r->chunk ? 0 : smaller_chunk(chunk, block)) {
         if (r->policy == OH_POLICY_AUTO && chunk < useful) break;
         if (fits_whole(layout, input, policy, chunk, budget)) return OH_OK;

@@ -72,7 +72,7 @@ typedef int64_t (*oh_scratch_query)(void *user, const oh_formats *formats, const
 typedef struct oh_layout_input {
     const oh_request *request; /* normalised */
     oh_formats formats;
-    int32_t keep_trained;     /* a trained weight's copy is kept too, and made again by every step */
+    int32_t prefers_copies;   /* whole copies are kept at the price of smaller chunks, a trained weight's for a step */
     oh_scratch_query scratch; /* or NULL */
     void *scratch_user;
 } oh_layout_input;

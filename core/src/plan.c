@@ -95,7 +95,7 @@ static int64_t gemm_scratch(void *user, const oh_formats *f, const oh_layout *la
 static oh_layout_input layout_input(oh_plan *plan) {
     return (oh_layout_input){.request = &plan->request,
                              .formats = plan->formats,
-                             .keep_trained = !(plan->machine.caps & OH_CAP_HOST_MEMORY),
+                             .prefers_copies = !(plan->machine.caps & OH_CAP_HOST_MEMORY),
                              .scratch = plan->context ? gemm_scratch : NULL,
                              .scratch_user = plan};
 }
@@ -181,8 +181,8 @@ static oh_status lay_out(oh_plan *plan, int32_t tile, int64_t memory, oh_error *
     return oh_layout_choose(&plan->layout, &input, error);
 }
 
-/* The tile that auto stands for, or f32 where its copy of the weight doesn't fit: converting W for every chunk again
- * costs more than f32 tiles do. */
+/* The tile that auto stands for, or f32 where its copy of the weight doesn't fit beside a useful chunk: converting W for
+ * every chunk again costs more than f32 tiles do. */
 static oh_status lay_out_auto(oh_plan *plan, int64_t memory, oh_error *error) {
     const int32_t tile = oh_auto_tile(&plan->request, &plan->machine, plan->tile_reason);
     const oh_status status = lay_out(plan, tile, memory, error);
@@ -350,7 +350,7 @@ static oh_status copy_subset(oh_plan *plan, oh_error *error) {
                            (long long)i, (long long)id, (long long)last, (long long)r->target_vocab);
         last = id;
     }
-    void *subset;
+    void *subset = NULL;
     const oh_status status = keep_for_upload(plan, "draft_to_target", r->draft_to_target,
                                              (size_t)r->vocab * sizeof *plan->subset, &subset, error);
     if (status == OH_OK) plan->request.draft_to_target = plan->subset = subset;
@@ -361,7 +361,7 @@ static oh_status make_bias_factor(oh_plan *plan, oh_error *error) {
     const oh_request *r = &plan->request;
     if (!(r->produce & OH_PRODUCE_BIAS_GRAD) || r->scale == 1) return OH_OK;
     const float factor = 1 / r->scale;
-    void *kept;
+    void *kept = NULL;
     const oh_status status = keep_for_upload(plan, "the bias' factor", &factor, sizeof factor, &kept, error);
     if (status == OH_OK) plan->bias_factor = kept;
     return status;
