@@ -63,16 +63,25 @@ static bool is_alive(const std::vector<float> &x) {
 
 static oh_plan *plan_open(oh_context *context, const gpu_step *s, int32_t tile) {
     oh_request request = gpu_request(s, tile, CHUNK);
-    request.produce |= OH_PRODUCE_OVERLAP;
+    request.produce |= OH_PRODUCE_OVERLAP | OH_PRODUCE_BIAS_GRAD;
+    request.has_bias = 1;
+    request.scale = 0.75f; /* so that the bias' gradient is divided by it */
     oh_plan *plan = NULL;
     OH_CHECK(oh_plan_create(context, &request, &plan, &error));
     return plan;
 }
 
+/* Of a step's gradients, dD and behind it the bias'. */
+static int64_t grad_count(const gpu_step *s) {
+    return s->rows * s->hidden + s->vocab;
+}
+
 static void run(oh_plan *plan, const gpu_step *s, float *grad, cudaStream_t stream, const float *mask) {
     oh_inputs in = gpu_inputs(s, stream);
     if (mask) in.mask = mask, in.mask_dtype = OH_F32;
-    const oh_outputs out = gpu_outputs(grad);
+    in.bias = s->bias;
+    oh_outputs out = gpu_outputs(grad);
+    out.bias_grad = grad + s->rows * s->hidden;
     OH_CHECK(oh_plan_run(plan, &in, &out, &error));
 }
 
@@ -85,7 +94,7 @@ static double loss_of(oh_plan *plan) {
 /* ------------------------------------------------------------------------------------------------------ promises ---- */
 
 static void check_enqueues_only(oh_context *context, const gpu_step *s, int32_t tile, const char *name) {
-    const int64_t count = s->rows * s->hidden;
+    const int64_t count = grad_count(s);
     const holder h = holder_open();
     cudaStream_t stream;
     GPU_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -133,7 +142,7 @@ static void check_enqueues_only(oh_context *context, const gpu_step *s, int32_t 
 }
 
 static void check_graph(oh_context *context, gpu_step *s, int32_t tile, const char *name) {
-    const int64_t count = s->rows * s->hidden;
+    const int64_t count = grad_count(s);
     cudaStream_t stream;
     GPU_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     oh_plan *captured = plan_open(context, s, tile), *eager = plan_open(context, s, tile);
@@ -151,7 +160,7 @@ static void check_graph(oh_context *context, gpu_step *s, int32_t tile, const ch
     GPU_CHECK(cudaGraphInstantiate(&exec, graph, 0));
     bool same = true, losses = true;
     for (int round = 0; round < 3; ++round) {
-        gpu_fill(stream, s->draft, count, (uint64_t)(100 + round), 1, NULL);
+        gpu_fill(stream, s->draft, s->rows * s->hidden, (uint64_t)(100 + round), 1, NULL);
         /* Eager steps of the same plan in between must not disturb what the graph reads. */
         std::vector<float> other((size_t)s->rows, 1.0f);
         for (int i = 0; i < 10; ++i)
@@ -179,7 +188,7 @@ static void check_graph(oh_context *context, gpu_step *s, int32_t tile, const ch
 }
 
 static void check_two_streams(oh_context *context, const gpu_step *s) {
-    const int64_t count = s->rows * s->hidden;
+    const int64_t count = grad_count(s);
     cudaStream_t streams[2];
     oh_plan *plans[2];
     float *grads[2];
@@ -230,7 +239,7 @@ static void check_threads(const char *backend) {
                 int current = -1;
                 GPU_CHECK(cudaGetDevice(&current));
                 if (current != 0) steady[i] = false;
-                const std::vector<float> grad = read_grad(s.grad, s.rows * s.hidden);
+                const std::vector<float> grad = read_grad(s.grad, grad_count(&s));
                 if (round == 0) first[i] = grad;
                 if (!same_bits(grad, first[i])) steady[i] = false;
             }

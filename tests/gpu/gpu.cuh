@@ -73,15 +73,18 @@ template <class T> static T *gpu_alloc(int64_t count) {
 struct gpu_step {
     int64_t rows, target_rows, hidden, vocab;
     __nv_bfloat16 *draft, *target, *head;
-    float *grad;
+    float *grad; /* [rows, hidden], then [vocab] of the bias */
+    float *bias; /* [vocab], 0 */
 };
 
 static inline gpu_step gpu_step_open(int64_t rows, int64_t target_rows, int64_t hidden, int64_t vocab, float noise) {
-    gpu_step s = {rows, target_rows, hidden, vocab, NULL, NULL, NULL, NULL};
+    gpu_step s = {rows, target_rows, hidden, vocab, NULL, NULL, NULL, NULL, NULL};
     s.draft = gpu_alloc<__nv_bfloat16>(rows * hidden);
     s.target = gpu_alloc<__nv_bfloat16>(std::max<int64_t>(target_rows, 1) * hidden);
     s.head = gpu_alloc<__nv_bfloat16>(vocab * hidden);
-    s.grad = gpu_alloc<float>(rows * hidden);
+    s.grad = gpu_alloc<float>(rows * hidden + vocab);
+    s.bias = gpu_alloc<float>(vocab);
+    GPU_CHECK(cudaMemset(s.bias, 0, (size_t)vocab * sizeof(float)));
     gpu_fill(0, s.head, vocab * hidden, 1, 3 / sqrtf((float)hidden), NULL);
     if (target_rows > 0) gpu_fill(0, s.target, target_rows * hidden, 2, 1, NULL);
     gpu_fill(0, s.draft, rows * hidden, 3, noise, target_rows == rows ? s.target : NULL);
@@ -94,6 +97,7 @@ static inline void gpu_step_close(gpu_step *s) {
     GPU_CHECK(cudaFree(s->target));
     GPU_CHECK(cudaFree(s->head));
     GPU_CHECK(cudaFree(s->grad));
+    GPU_CHECK(cudaFree(s->bias));
 }
 
 static inline oh_request gpu_request(const gpu_step *s, int32_t tile, int64_t chunk) {
