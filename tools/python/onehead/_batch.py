@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -44,9 +43,10 @@ def _autocast_dtype(tensor: Tensor) -> Optional[torch.dtype]:
     return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
 
 
-def check_tensors(**given: Any) -> None:
-    for name, value in given.items():
-        if value is None or isinstance(value, Tensor):
+def check_tensors(names: Sequence[str], values: Sequence[Any]) -> None:
+    """Refuses what is given and no tensor. Asked before or, where a call is to cost little, after it went wrong."""
+    for name, value in zip(names, values):
+        if value is None or value is False or isinstance(value, Tensor):
             continue
         hint = f": pass {name}.weight?" if isinstance(value, torch.nn.Module) else ""
         raise InvalidArgument(f"{name} is a {type(value).__name__}: expected a tensor{hint}")
@@ -58,6 +58,7 @@ def _check_float(name: str, tensor: Tensor, dims: Optional[int] = None) -> None:
             f"{name} is a DTensor: gather it first ({name}.full_tensor(), or call inside the module that FSDP unshards)"
         )
     if tensor.dtype not in _FLOATS:
+        check_tensors((name,), (tensor,))
         raise InvalidArgument(f"{name} of {tensor.dtype}: expected float32, bfloat16 or float16")
     if dims is not None and tensor.dim() != dims or tensor.dim() < 1:
         raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected {dims or 'at least 1'} dimensions")
@@ -88,14 +89,11 @@ def _check_lead(name: str, shape: Tuple[int, ...], lead: Tuple[int, ...]) -> Non
         raise InvalidArgument(f"{name} has leading dimensions {shape} and draft_hidden {lead}: expected them in one order")
 
 
-def _vector(name: str, tensor: Optional[Tensor], lead: Tuple[int, ...]) -> Optional[Tensor]:
-    """One element for each draft row."""
+def _vector(name: str, tensor: Optional[Tensor], rows: int, lead: Tuple[int, ...]) -> Optional[Tensor]:
     if tensor is None:
         return None
-    if tensor.numel() != math.prod(lead):
-        raise InvalidArgument(
-            f"{name} of shape {tuple(tensor.shape)}: expected {math.prod(lead)} elements, one for each draft row"
-        )
+    if tensor.numel() != rows:
+        raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected {rows} elements, one for each draft row")
     if tensor.requires_grad:
         raise InvalidArgument(f"{name} requires a gradient, and none is formed for it: pass {name}.detach()")
     if tensor.dim() > 1:
@@ -120,16 +118,16 @@ def _bias(name: str, tensor: Optional[Tensor], vocab: int) -> Optional[Tensor]:
     return _to(tensor, torch.float32).contiguous()
 
 
-def _integers(name: str, tensor: Optional[Tensor], lead: Tuple[int, ...]) -> Optional[Tensor]:
+def _integers(name: str, tensor: Optional[Tensor], rows: int, lead: Tuple[int, ...]) -> Optional[Tensor]:
     if tensor is not None and tensor.dtype not in _INTEGERS:
         raise InvalidArgument(f"{name} of {tensor.dtype}: expected int32 or int64")
-    return _vector(name, tensor, lead)
+    return _vector(name, tensor, rows, lead)
 
 
-def _mask(name: str, tensor: Optional[Tensor], lead: Tuple[int, ...]) -> Optional[Tensor]:
+def _mask(name: str, tensor: Optional[Tensor], rows: int, lead: Tuple[int, ...]) -> Optional[Tensor]:
     if tensor is not None and tensor.dtype not in (torch.bool, torch.uint8, torch.float32):
         tensor = tensor.to(torch.float32)
-    return _vector(name, tensor, lead)
+    return _vector(name, tensor, rows, lead)
 
 
 def _subset(tensor: Optional[Tensor], vocab: int) -> Optional[Tensor]:
@@ -170,18 +168,6 @@ def make_batch(
     mask_name: str = "loss_mask",
 ) -> Batch:
     """Checks a step's tensors. Draft, weight and bias stay in autograd's graph."""
-    check_tensors(
-        draft_hidden=draft_hidden,
-        lm_head=lm_head,
-        target_hidden=target_hidden,
-        target_row=target_row,
-        labels=labels,
-        target_lm_head=target_lm_head,
-        bias=bias,
-        target_bias=None if isinstance(target_bias, bool) else target_bias,
-        draft_to_target=draft_to_target,
-        **{mask_name: loss_mask},
-    )
     _check_float("draft_hidden", draft_hidden)
     weight = _weight("lm_head", lm_head)
     vocab = weight.shape[0]
@@ -249,9 +235,9 @@ def make_batch(
         target,
         target_weight,
         batch_target_bias,
-        _integers("target_row", target_row, lead),
-        _integers("labels", labels, lead),
-        _mask(mask_name, loss_mask, lead),
+        _integers("target_row", target_row, rows, lead),
+        _integers("labels", labels, rows, lead),
+        _mask(mask_name, loss_mask, rows, lead),
         _subset(draft_to_target, vocab),
     )
     device = draft.device

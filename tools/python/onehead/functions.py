@@ -44,6 +44,12 @@ def _judged_by(labels: Labels, has_target: bool) -> Tuple[str, Optional[Tensor]]
     return "target", None
 
 
+_ARGUMENTS = (
+    "draft_hidden", "lm_head", "target_hidden", "target_row", "labels", "loss_mask", "target_lm_head", "bias", "target_bias",
+    "draft_to_target",
+)  # fmt: skip
+
+
 def prepare(
     draft_hidden: Tensor,
     lm_head: Tensor,
@@ -64,7 +70,7 @@ def prepare(
     if terms is None:
         terms = "kl=1" if has_target else "ce=1"
     made = options_of(terms=terms, labels=judged, **options)
-    batch = make_batch(
+    tensors = (
         draft_hidden,
         lm_head,
         target_hidden,
@@ -73,10 +79,14 @@ def prepare(
         loss_mask,
         target_lm_head,
         bias,
-        target_bias,
+        None if target_bias is True else target_bias,
         draft_to_target,
-        made.block_size,
     )
+    try:
+        batch = make_batch(*tensors, made.block_size)
+    except (AttributeError, TypeError):
+        check_tensors(_ARGUMENTS, tensors)
+        raise
     return made, batch
 
 
@@ -298,6 +308,7 @@ def topk(
         backend=backend,
         threads=threads,
     )
+    check_tensors(("draft_hidden", "lm_head", "row_mask", "bias"), (draft_hidden, lm_head, row_mask, bias))
     lead = draft_hidden.shape[:-1]
     # Any in range: without one a row isn't computed.
     label = torch.zeros(math.prod(lead), dtype=torch.int32, device="cpu")
@@ -343,7 +354,7 @@ def weight_sum(
             "draft_to_target: rows whose target's argmax is no draft column are known only after the step: expected "
             "labels, or outside='keep'"
         )
-    check_tensors(loss_mask=loss_mask, labels=labels, draft_to_target=draft_to_target)
+    check_tensors(("loss_mask", "labels", "draft_to_target"), (loss_mask, labels, draft_to_target))
     sizes = {t.numel() for t in (loss_mask, labels) if t is not None} | ({rows} if rows is not None else set())
     if len(sizes) != 1:
         raise InvalidArgument(f"rows {sorted(sizes)}: expected one count of rows, from loss_mask, labels or rows")
