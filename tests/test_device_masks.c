@@ -324,6 +324,41 @@ static void test_target_rows_are_shared_where_the_host_has_them(void **state) {
     step_case_close(&c);
 }
 
+/* The host can't tell which rows a mask on the device leaves, so a bound that only those keep is no bound: tiles of so few
+ * target rows would be written past their end. */
+static void test_a_bound_on_target_rows_holds_for_every_row_that_may_be_supervised(void **state) {
+    (void)state;
+    oh_context *context = template_open();
+    for (int mapped = 0; mapped < 2; ++mapped)
+        for (int kept = 0; kept < 2; ++kept) {
+            step_case c;
+            step_output out;
+            oh_error error = {OH_OK, ""};
+            open_case(&c, 90);
+            for (int64_t row = 0; row < c.rows; ++row) {
+                c.mask[row] = row % (4 * BLOCK) == 1; /* one row of each chunk */
+                c.target_row[row] = (int32_t)(kept ? row / (4 * BLOCK) : row % c.target_rows);
+            }
+            c.request.device_inputs = OH_DEVICE_MASK;
+            c.request.distinct_target_rows = mapped && kept ? 1 : kept ? 4 * (BLOCK - 1) : 4;
+            oh_inputs in = step_case_inputs(&c);
+            float *identity = calloc((size_t)(c.rows * HIDDEN), sizeof *identity);
+            assert_non_null(identity);
+            if (!mapped) {
+                c.request.target_rows = in.target_rows = in.rows;
+                in.target_hidden = identity;
+                in.target_row = NULL;
+            }
+            assert_int_equal(run_once(context, &c, &in, &out, &error), kept ? OH_OK : OH_BAD_DATA);
+            if (!kept) assert_non_null(strstr(error.message, "any of whose rows may be supervised, the plan was"));
+            if (kept) assert_int_equal(out.results.supervised, 3);
+            free(identity);
+            step_output_close(&out);
+            step_case_close(&c);
+        }
+    oh_context_close(context);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_device_arrays_give_the_host_arrays_figures),
@@ -335,6 +370,7 @@ int main(void) {
         cmocka_unit_test(test_every_dtype_of_the_arrays_is_read),
         cmocka_unit_test(test_a_plan_takes_new_masks_each_run),
         cmocka_unit_test(test_target_rows_are_shared_where_the_host_has_them),
+        cmocka_unit_test(test_a_bound_on_target_rows_holds_for_every_row_that_may_be_supervised),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

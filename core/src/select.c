@@ -92,8 +92,9 @@ static oh_status bad_mask(int64_t row, float mask, oh_error *error) {
 static oh_status check_distinct(const oh_request *r, const oh_chunk *chunk, oh_error *error) {
     if (!r->distinct_target_rows || chunk->target_rows <= r->distinct_target_rows) return OH_OK;
     return oh_fail(error, OH_BAD_DATA,
-                   "target_row: %lld distinct rows in the chunk at row %lld, the plan was promised at most %lld",
-                   (long long)chunk->target_rows, (long long)chunk->first_row, (long long)r->distinct_target_rows);
+                   "target_row: %lld distinct rows in the chunk at row %lld%s, the plan was promised at most %lld",
+                   (long long)chunk->target_rows, (long long)chunk->first_row,
+                   r->device_inputs ? ", any of whose rows may be supervised" : "", (long long)r->distinct_target_rows);
 }
 
 static int32_t *array_of(const oh_selection *s, oh_selection_array array) {
@@ -161,7 +162,7 @@ static oh_status fill_places(oh_selection *s, const oh_request *r, int64_t chunk
         target += chunk->target_rows;
         s->supervised += chunk->compact_rows;
         s->chunk_count += 1;
-        const oh_status status = s->shares_targets ? check_distinct(r, chunk, error) : OH_OK;
+        const oh_status status = check_distinct(r, chunk, error);
         if (status != OH_OK) return status;
     }
     return copy_host_arrays(s, r, in, error);

@@ -183,7 +183,9 @@ typedef struct oh_request {
     /* Bytes for workspace and converted weights [0]. 0: 2 GiB; on a device with memory of its own also what the
      * converted weights take, if that makes no more than half of the memory that is free when the plan is made. */
     int64_t memory;
-    int64_t distinct_target_rows; /* a bound on distinct target rows in a chunk; 0: none known [0] */
+    /* A bound on the distinct target rows of a chunk's supervised rows; 0: none known [0]. With device_inputs any row from
+     * first_slot on may be supervised, and all of them count. A run with more is refused. */
+    int64_t distinct_target_rows;
     /* Device [V,H], or NULL [NULL]: the weight as it is now, so that oh_plan_create can see whether f16 holds it (one
      * read of it, where a tile of f16 or diff is asked for or auto would take one). It is not kept. */
     const void *lm_head;
