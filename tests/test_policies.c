@@ -131,11 +131,38 @@ static void test_every_way_reads_tiles_of_differences(void **state) {
     }
 }
 
+/* A target's logit where the draft's is -inf makes kl infinite: no way of reading differences counts the row's lists, also
+ * where they alone are read and the target is there to form z. */
+static void test_every_way_leaves_rows_of_infinite_divergence_out_of_lists(void **state) {
+    (void)state;
+    draws d = draws_open("test_policies", 5);
+    step_case c;
+    step_case_open(&c, &d, 7, 5, 24, 333);
+    c.request.tile = OH_TILE_DIFF;
+    c.request.has_bias = 1;
+    c.request.memory = INT64_C(1) << 40;
+    c.bias[5] = -INFINITY;
+    oh_context *context = step_context_open();
+    for (int32_t policy = OH_POLICY_CACHED; policy <= OH_POLICY_NAIVE; ++policy) {
+        step_output out;
+        c.request.policy = policy;
+        step_run(context, &c, &out);
+        assert_true(out.results.supervised > 0);
+        assert_int_equal(out.results.nonfinite_rows, out.results.supervised);
+        for (int32_t k = 0; k < out.results.top_k_count; ++k)
+            assert_int_equal(out.results.top_k[k].hits, 0);
+        step_output_close(&out);
+    }
+    oh_context_close(context);
+    step_case_close(&c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_way_gives_the_same_numbers),
         cmocka_unit_test(test_every_way_leaves_out_the_same_broken_rows),
         cmocka_unit_test(test_every_way_reads_tiles_of_differences),
+        cmocka_unit_test(test_every_way_leaves_rows_of_infinite_divergence_out_of_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

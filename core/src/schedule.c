@@ -126,10 +126,11 @@ void oh_schedule_build(oh_schedule *schedule, const oh_graph *merged, const oh_g
         if (nodes == 0) continue;
         s.second_read |= s.overlap_want != 0;
         s.overlap_in_grad = overlap_in_grad(&s, spec);
-        /* A stage that doesn't see the target learns y, and which rows were not finite, from one that did. */
+        /* A stage that doesn't judge the target (it may project it to form z) learns y, and which rows were not finite,
+         * from one that did. */
         s.label_is_known =
             s.first_read && !s.project_full &&
-            ((finished && !s.project_target) || (spec->subset && spec->objective.labels == OH_LABELS_TARGET));
+            ((finished && !s.finish_has_target) || (spec->subset && spec->objective.labels == OH_LABELS_TARGET));
         if (s.parts && !finished) s.parts |= OH_FINISH_COUNTS;
         finished |= s.parts != 0;
         schedule->projections_draft += s.project_draft;
