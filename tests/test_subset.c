@@ -175,7 +175,7 @@ static void test_every_policy_reads_the_whole_target(void **state) {
     check("kl=1,tv=1", OH_POLICY_NAIVE, 0, 1);
 }
 
-/* Kept rows count and never hit. */
+/* Kept rows count and never hit, also where a list is longer than the vocabulary and ends in ids that aren't there. */
 static void test_rows_outside_can_be_kept(void **state) {
     (void)state;
     draws d = draws_open("test_subset", 6);
@@ -183,6 +183,7 @@ static void test_rows_outside_can_be_kept(void **state) {
     step_output drop, keep, all;
     oh_context *context = step_context_open();
     open_case(&c, &d);
+    c.part.request.objective.top_k[2] = VD + 5;
     run(context, &c, &c.part, NULL, &drop);
     c.part.request.outside = OH_OUTSIDE_KEEP;
     run(context, &c, &c.part, NULL, &keep);

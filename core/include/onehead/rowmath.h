@@ -152,8 +152,10 @@ OH_ROW void oh_row_coefficients(const oh_objective *o, const oh_row_stats *s, in
     oh_row_coef_set(g, s, has_target, c);
 }
 
-/* Whether column y is among the first K of a row's list. */
+/* Whether column y is among the first K of a row's list. Without a label it is not, though a list longer than the
+ * vocabulary ends in ids of -1. */
 OH_ROW int oh_row_hit(const int32_t *ids, int32_t K, int32_t y) {
+    if (y < 0) return 0;
     for (int32_t k = 0; k < K; ++k)
         if (ids[k] == y) return 1;
     return 0;
