@@ -193,6 +193,8 @@ static void test_rows_outside_can_be_kept(void **state) {
     assert_int_equal(keep.results.nonfinite_rows, 0);
     for (int32_t k = 0; k < keep.results.top_k_count; ++k)
         assert_int_equal(keep.results.top_k[k].hits, drop.results.top_k[k].hits);
+    for (int i = 0; i < T; ++i) /* a rank of 0 would be a hit to whoever counts ranks */
+        assert_true((keep.label[i] < 0) == (keep.rank[i] < 0));
     assert_true(close_to(keep.results.loss, all.results.loss)); /* kl doesn't look at the label */
     assert_true(step_distance(keep.grad, all.grad, T * H) <= 64 * U);
     step_output_close(&drop);

@@ -178,7 +178,7 @@ typedef struct oh_row_result {
     int32_t finite;  /* 0: reported, left out of sums, gradient 0 */
     int32_t outside; /* 1: unsupervised after all, its token is no draft column (OH_OUTSIDE_DROP) */
     int32_t label, argmax;
-    int32_t rank; /* exact with OH_WANT_RANK, else -1 */
+    int32_t rank; /* exact with OH_WANT_RANK, else -1; -1 without a label */
 } oh_row_result;
 
 /* The bit of oh_row_result.hits for K = 1. */

@@ -193,7 +193,7 @@ OH_ROW void oh_finish_row(const oh_row_finish *f, int64_t i) {
             r.alpha = f->full_overlap[i].alpha;
         else if (v && f->want & OH_WANT_OVERLAP)
             r.alpha = v->alpha;
-        if (v && f->want & OH_WANT_RANK) r.rank = (int32_t)v->rank;
+        if (v && f->want & OH_WANT_RANK && s->label >= 0) r.rank = (int32_t)v->rank;
         if (s->z_argmax == s->label) r.hits |= OH_HIT_TOP1; /* an argmax is never -1 here */
         for (int32_t k = 0; k < o->top_k_count; ++k) {
             if (!(f->top_k_mask >> k & 1u)) continue;
