@@ -211,6 +211,79 @@ static void test_rows_outside_can_be_kept(void **state) {
     oh_context_close(context);
 }
 
+static void assert_same_rows(const oh_results *a, const oh_results *b) {
+    assert_int_equal(a->supervised, b->supervised);
+    assert_int_equal(a->blocks, b->blocks);
+    assert_int_equal(a->nonfinite_rows, b->nonfinite_rows);
+    assert_int_equal(a->first_nonfinite_row, b->first_nonfinite_row);
+    assert_true(close_to(a->loss, b->loss));
+    assert_true(close_to(a->target_top1, b->target_top1));
+    for (int32_t k = 0; k < b->top_k_count; ++k) {
+        assert_int_equal(a->top_k[k].hits, b->top_k[k].hits);
+        assert_int_equal(a->top_k[k].streak_sum, b->top_k[k].streak_sum);
+    }
+}
+
+/* A target logit over the range of f32, in a column that is no draft column: the row has no target distribution, and all
+ * that finishes rows leaves it out, whichever stage counts it and whether or not the loss would need to look. */
+static void test_every_way_leaves_out_rows_whose_whole_target_is_not_finite(void **state) {
+    (void)state;
+    enum { WIDE = 450, PART = 400, OUTSIDE = 430 };
+    static const int32_t policies[] = {OH_POLICY_CACHED, OH_POLICY_RECOMPUTE, OH_POLICY_RECOMPUTE, OH_POLICY_NAIVE};
+    static float target_head[WIDE][H];
+    int32_t ids[PART];
+    for (int32_t v = 0; v < PART; ++v)
+        ids[v] = v;
+    oh_context *context = step_context_open();
+    for (int32_t labels = OH_LABELS_TARGET; labels <= OH_LABELS_GIVEN; ++labels) {
+        draws d = draws_open("test_subset", 10);
+        step_case c;
+        step_output out[sizeof policies / sizeof policies[0]];
+        step_case_open(&c, &d, BLOCKS, BLOCK, H, PART);
+        step_case_make_exact(&c, &d);
+        for (int v = 0; v < WIDE; ++v)
+            for (int h = 0; h < H; ++h)
+                target_head[v][h] = v == OUTSIDE ? 0 : (float)(draw_below(&d, 9) - 4) / 4;
+        target_head[OUTSIDE][0] = target_head[OUTSIDE][1] = 3e38f;
+        for (int64_t i = 0; i < c.target_rows; ++i) { /* infinite, and 0 in any order of summation */
+            c.target[i * H] = 1;
+            c.target[i * H + 1] = i % 3 == 0 ? 1 : -1;
+        }
+        c.request.target_hidden = H;
+        c.request.target_vocab = WIDE;
+        c.request.draft_to_target = ids;
+        c.request.objective.labels = labels;
+        /* A loss of a second read: in panels it is lists that count rows. */
+        assert_int_equal(oh_objective_set_terms(&c.request.objective, "tv=1", NULL), OH_OK);
+        oh_inputs inputs = step_case_inputs(&c);
+        inputs.target_lm_head = target_head;
+        for (int way = 0; way < (int)(sizeof policies / sizeof policies[0]); ++way) {
+            const int panels = way == 2;
+            oh_error error = {OH_OK, ""};
+            c.request.policy = policies[way];
+            c.request.chunk = panels ? 2 * BLOCK : 0;
+            c.request.memory = panels ? 24 << 10 : INT64_C(1) << 30;
+            step_output_open(&out[way], &c);
+            const oh_outputs outputs = step_outputs(&out[way], &c.request);
+            oh_plan *plan = NULL;
+            assert_int_equal(oh_plan_describe(&c.request, &plan, NULL), OH_OK);
+            assert_int_equal(oh_plan_get_summary(plan)->panel < PART, panels);
+            oh_plan_destroy(plan);
+            if (oh_context_backend(context)->gemm_scratch) c.request.memory += INT64_C(1) << 26;
+            if (step_run_plan(context, &c, &c.request, &inputs, &outputs, &out[way].results, &error) != OH_OK)
+                fail_msg("%s", error.message);
+            assert_same_rows(&out[way].results, &out[0].results);
+            step_assert_same(&out[way], &out[0], 64 * U, 64 * U);
+        }
+        assert_true(out[0].results.nonfinite_rows > 0);
+        assert_true(out[0].results.nonfinite_rows < out[0].results.supervised);
+        for (int way = 0; way < (int)(sizeof policies / sizeof policies[0]); ++way)
+            step_output_close(&out[way]);
+        step_case_close(&c);
+    }
+    oh_context_close(context);
+}
+
 static void test_ids_must_ascend_within_the_target(void **state) {
     (void)state;
     draws d = draws_open("test_subset", 7);
@@ -305,6 +378,7 @@ int main(void) {
         cmocka_unit_test(test_given_labels_are_target_ids),
         cmocka_unit_test(test_every_policy_reads_the_whole_target),
         cmocka_unit_test(test_rows_outside_can_be_kept),
+        cmocka_unit_test(test_every_way_leaves_out_rows_whose_whole_target_is_not_finite),
         cmocka_unit_test(test_ids_must_ascend_within_the_target),
         cmocka_unit_test(test_the_bias_gradient_is_the_loss_s_derivative),
         cmocka_unit_test(test_a_bias_gradient_needs_a_bias),

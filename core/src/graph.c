@@ -83,7 +83,8 @@ static oh_consumer begin(oh_graph *graph, const oh_graph_spec *spec, const char 
 }
 
 /* Whether the loss looks at the target at all: by its terms, by whose token a row is judged, or, where metrics read it
- * anyway, to leave out rows whose target is not finite under every policy alike. */
+ * anyway, to leave out rows whose target is not finite under every policy alike (as with the whole of a target whose
+ * vocabulary the draft's is a part of). */
 static int loss_needs_target(const oh_graph_spec *spec) {
     if (!spec->has_target) return 0;
     return (spec->objective.terms & OH_TERMS_WITH_TARGET) || spec->objective.labels == OH_LABELS_TARGET ||
@@ -111,6 +112,7 @@ static int32_t build_loss(oh_graph *graph, const oh_graph_spec *spec) {
     const int32_t lse_draft = in[n++] = read_tile(&c, OH_OP_LSE_DRAFT, 0, 1, 0);
     const int32_t lse_target = in[n++] = target ? read_tile(&c, OH_OP_LSE_TARGET, 0, 0, 1) : NO_NODE;
     const int32_t label = in[n++] = label_node(&c);
+    if (spec->subset && spec->produce & OH_PRODUCE_METRICS) in[n++] = read_full_target(&c, OH_OP_LSE_TARGET_FULL);
     const int32_t label_inputs[2] = {project(&c, 0, PHASE_FIRST_READ), label};
     in[n++] = add(&c, OH_OP_LABEL_LOGIT, 0, stage_of(spec, c.index, PHASE_FIRST_READ), label_inputs, 2);
     if (want & OH_WANT_KL) in[n++] = read_tile(&c, OH_OP_KL_SUM, 0, 1, 1);

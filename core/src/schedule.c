@@ -68,8 +68,6 @@ static void add_node(oh_stage *s, const oh_graph *graph, const oh_node *node, co
         s->parts |= node->op == OH_OP_ROW_LOSS ? OH_FINISH_LOSS | OH_FINISH_COEF : OH_FINISH_METRICS;
         s->finish_want |= wants_of_inputs(graph, node);
         s->finish_has_target |= has_input(graph, node, OH_OP_LSE_TARGET);
-        s->finish_has_full |= has_input(graph, node, OH_OP_LSE_TARGET_FULL) ||
-                              (spec->subset && has_input(graph, node, OH_OP_ARGMAX_TARGET));
         break;
     case OH_OP_LSE_TARGET:
         s->finish_has_target = 1;
@@ -113,7 +111,7 @@ static int overlap_in_grad(const oh_stage *s, const oh_graph_spec *spec) {
 }
 
 void oh_schedule_build(oh_schedule *schedule, const oh_graph *merged, const oh_graph_spec *spec) {
-    int finished = 0;
+    int finished = 0, full_is_read = 0;
     memset(schedule, 0, sizeof *schedule);
     for (int32_t stage = 0; stage < merged->stage_count; ++stage) {
         oh_stage s = {.stage = stage};
@@ -131,6 +129,8 @@ void oh_schedule_build(oh_schedule *schedule, const oh_graph *merged, const oh_g
         s.label_is_known =
             s.first_read && !s.project_full &&
             ((finished && !s.finish_has_target) || (spec->subset && spec->objective.labels == OH_LABELS_TARGET));
+        s.finish_has_full = s.parts && full_is_read;
+        full_is_read |= s.project_full;
         if (s.parts && !finished) s.parts |= OH_FINISH_COUNTS;
         finished |= s.parts != 0;
         schedule->projections_draft += s.project_draft;

@@ -17,8 +17,9 @@ typedef struct oh_stage {
     int32_t label_is_known; /* y comes from an earlier stage of the chunk, not from this stage's target tile */
     uint32_t parts;         /* OH_FINISH_* that complete here; 0: no row_finish */
     uint32_t finish_want;   /* statistics that row_finish may use */
-    int32_t finish_has_target, finish_has_full;
-    int32_t full_overlap; /* the second read also compares with the target's full distribution */
+    int32_t finish_has_target;
+    int32_t finish_has_full; /* an earlier stage read the whole target: all that finish rows leave out the same ones */
+    int32_t full_overlap;    /* the second read also compares with the target's full distribution */
     uint32_t top_k_mask;
     int32_t tile_grad, grad, head_grad, bias_grad;
     int32_t overlap_in_grad; /* the gradient's pass makes the second read, and METRICS complete after it */
