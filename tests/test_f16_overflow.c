@@ -18,6 +18,7 @@ typedef struct overflow_case {
     oh_results results;
     double device_count;
     float grad[BLOCKS * BLOCK * HIDDEN];
+    const float *target_head; /* or NULL: the draft's */
 } overflow_case;
 
 static void open_case(overflow_case *o, uint64_t seed) {
@@ -31,7 +32,8 @@ static void open_case(overflow_case *o, uint64_t seed) {
 }
 
 static void run_case(overflow_case *o, oh_context *context) {
-    const oh_inputs in = step_case_inputs(&o->c);
+    oh_inputs in = step_case_inputs(&o->c);
+    in.target_lm_head = o->target_head;
     step_output unused;
     step_output_open(&unused, &o->c);
     oh_outputs out = step_outputs(&unused, &o->c.request);
@@ -102,6 +104,60 @@ static void test_a_negative_logit_over_the_range_is_no_minus_infinity(void **sta
     assert_int_equal(o.status, OH_OVERFLOW);
     oh_context_close(context);
     step_case_close(&o.c);
+}
+
+/* A target's logit in a column that is no draft column, which only the read of its whole vocabulary meets: over the range;
+ * under it, where a softcap makes it finite; and not finite in the source either. */
+static void test_the_whole_target_over_the_range_marks_the_step(void **state) {
+    (void)state;
+    enum { WHOLE = VOCAB + 20, OUTSIDE = VOCAB + 7, ROW = 3 };
+    static const struct {
+        float logit, softcap;
+        oh_status status;
+    } kinds[] = {{160000, 0, OH_OVERFLOW}, {160000, 30, OH_OVERFLOW}, {-160000, 30, OH_OVERFLOW}, {INFINITY, 0, OH_OK}};
+    static float target_head[WHOLE * HIDDEN];
+    int32_t ids[VOCAB];
+    for (int32_t v = 0; v < VOCAB; ++v)
+        ids[v] = v;
+    for (size_t kind = 0; kind < sizeof kinds / sizeof kinds[0]; ++kind)
+        for (int32_t policy = OH_POLICY_CACHED; policy <= OH_POLICY_NAIVE; ++policy)
+            for (int panels = 0; panels < 1 + (policy == OH_POLICY_RECOMPUTE); ++panels) {
+                overflow_case o;
+                open_case(&o, 7);
+                for (int64_t i = 0; i < o.c.target_rows; ++i)
+                    o.c.target[i * HIDDEN] = i == ROW;
+                memset(target_head, 0, sizeof target_head);
+                memcpy(target_head, o.c.head, (size_t)VOCAB * HIDDEN * sizeof(float));
+                target_head[(int64_t)OUTSIDE * HIDDEN] = kinds[kind].logit;
+                int64_t judged = 0, first = -1;
+                for (int64_t i = o.c.rows - 1; i >= 0; --i) {
+                    if (i % BLOCK < o.c.request.objective.first_slot || o.c.target_row[i] != ROW) continue;
+                    ++judged;
+                    first = i;
+                }
+                assert_true(judged > 0);
+                o.target_head = target_head;
+                o.c.request.target_hidden = HIDDEN;
+                o.c.request.target_vocab = WHOLE;
+                o.c.request.draft_to_target = ids;
+                o.c.request.outside = OH_OUTSIDE_KEEP;
+                o.c.request.target_softcap = kinds[kind].softcap;
+                o.c.request.policy = policy;
+                o.c.request.tile = OH_TILE_F16;
+                o.c.request.chunk = 2 * BLOCK;
+                if (panels) o.c.request.memory = INT64_C(16) << 10;
+                oh_context *context = step_context_open();
+                run_case(&o, context);
+                assert_int_equal(o.status, kinds[kind].status);
+                assert_int_equal(o.device_count > 0, kinds[kind].status == OH_OVERFLOW);
+                if (o.status == OH_OVERFLOW)
+                    assert_non_null(strstr(o.error.message, "rows of drafter or target, the first is row 3:"));
+                const int every = isinf(kinds[kind].logit); /* 0 times it is NaN */
+                assert_int_equal(o.results.nonfinite_rows, every ? o.results.supervised : judged);
+                if (!every) assert_int_equal(o.results.first_nonfinite_row, first);
+                oh_context_close(context);
+                step_case_close(&o.c);
+            }
 }
 
 static void test_inputs_that_are_not_finite_are_no_overflow(void **state) {
@@ -244,6 +300,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_row_over_the_range_marks_the_step),
         cmocka_unit_test(test_a_negative_logit_over_the_range_is_no_minus_infinity),
+        cmocka_unit_test(test_the_whole_target_over_the_range_marks_the_step),
         cmocka_unit_test(test_inputs_that_are_not_finite_are_no_overflow),
         cmocka_unit_test(test_logits_just_within_the_range_are_fine),
         cmocka_unit_test(test_operands_over_the_range_mark_the_step),

@@ -290,17 +290,25 @@ static oh_tile_source source_of(const oh_step *step, const oh_weight *w, const v
                             .weight_dtype = w->dtype};
 }
 
+static int looks_for_overflow(const oh_plan *plan) {
+    return plan->formats.tile_dtype == OH_F16 && plan->machine.finds_overflow;
+}
+
+static double *overflow_found(const oh_step *step) {
+    double *sums = oh_step_buffer(step, OH_BUFFER_SUMS);
+    return sums + oh_sum_count(&step->plan->request.objective) + OH_SUMS_OVERFLOW;
+}
+
 oh_status oh_step_find_overflow(oh_step *step, const oh_chunk *chunk, const oh_tile_view *view) {
     const oh_plan *plan = step->plan;
     const oh_inputs *in = step->in;
-    if (plan->formats.tile_dtype != OH_F16 || !plan->machine.finds_overflow || !view->draft) return OH_OK;
+    if (!looks_for_overflow(plan) || !view->draft) return OH_OK;
     const oh_weight draft = weight_of(step, OH_WEIGHT_DRAFT), target = weight_of(step, OH_WEIGHT_TARGET);
-    double *sums = oh_step_buffer(step, OH_BUFFER_SUMS);
     oh_tile_overflow overflow = {.tile = *view,
                                  .stats = oh_step_buffer(step, OH_BUFFER_STATS),
                                  .draft = source_of(step, &draft, in->draft_hidden, in->draft_ld,
                                                     oh_step_selection(step, OH_SELECT_DRAFT_ROW, chunk->first_compact)),
-                                 .found = sums + oh_sum_count(&plan->request.objective) + OH_SUMS_OVERFLOW};
+                                 .found = overflow_found(step)};
     if (view->target)
         overflow.target = source_of(step, &target, in->target_hidden, in->target_ld,
                                     oh_step_selection(step, OH_SELECT_TARGET_SOURCE, chunk->first_target));
@@ -309,6 +317,22 @@ oh_status oh_step_find_overflow(oh_step *step, const oh_chunk *chunk, const oh_t
         overflow.draft.subtract_ld = in->target_ld ? in->target_ld : draft.columns;
         overflow.draft.subtract_map = oh_step_selection(step, OH_SELECT_TARGET_ROW, 0);
     }
+    return oh_traced_tile_overflow(step, &overflow);
+}
+
+oh_status oh_step_find_full_overflow(oh_step *step, const oh_chunk *chunk, const oh_tile_stats *read) {
+    const oh_inputs *in = step->in;
+    if (!looks_for_overflow(step->plan)) return OH_OK;
+    const oh_weight full = weight_of(step, OH_WEIGHT_FULL);
+    oh_tile_overflow overflow = {.tile = read->tile,
+                                 .stats = read->stats,
+                                 .draft =
+                                     source_of(step, &full, in->target_hidden, in->target_ld,
+                                               oh_step_selection(step, OH_SELECT_TARGET_SOURCE, chunk->first_target)),
+                                 .found = overflow_found(step)};
+    overflow.tile.draft = oh_step_buffer(step, OH_BUFFER_TARGET_TILE);
+    overflow.tile.draft_ld = read->tile.target_ld;
+    overflow.tile.target = NULL;
     return oh_traced_tile_overflow(step, &overflow);
 }
 

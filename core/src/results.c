@@ -87,9 +87,10 @@ static oh_status judge(oh_plan *plan, const oh_results *r, const double *extra, 
                        "expected tile f32");
     return oh_fail(
         error, OH_OVERFLOW,
-        "f16 tiles overflowed in %lld rows, the first is row %lld: this step's results are invalid, expected "
+        "f16 tiles overflowed in %lld rows%s, the first is row %lld: this step's results are invalid, expected "
         "tile f32",
-        (long long)extra[OH_SUMS_OVERFLOW], (long long)extra[OH_SUMS_OVERFLOW + 1] - 1);
+        (long long)extra[OH_SUMS_OVERFLOW], plan->request.target_vocab ? " of drafter or target" : "",
+        (long long)extra[OH_SUMS_OVERFLOW + 1] - 1);
 }
 
 oh_status oh_plan_results(oh_plan *plan, oh_results *results, oh_error *error) {

@@ -314,6 +314,29 @@ static oh_status run_panel(oh_step *step, const oh_chunk *chunk, const oh_stage 
     return status == OH_OK ? oh_step_grad_products(step, chunk, stage, first, count) : status;
 }
 
+static oh_tile_stats full_read(const oh_step *step, const oh_chunk *chunk, int64_t first, int64_t count) {
+    const oh_plan *plan = step->plan;
+    const oh_transform transform = {NULL, plan->request.target_scale, plan->request.target_softcap};
+    void *tile = oh_step_buffer(step, OH_BUFFER_TARGET_TILE);
+    /* Only a draft's logits of -inf are flagged. A softcap makes finite what f16 could not hold below, so there the tile is
+     * read as a draft's, too. */
+    const int flags_neg_inf = plan->formats.tile_dtype == OH_F16 && transform.softcap != 0;
+    return (oh_tile_stats){
+        .tile = {.draft = flags_neg_inf ? tile : NULL,
+                 .target = tile,
+                 .draft_ld = plan->layout.tile_ld,
+                 .target_ld = plan->layout.tile_ld,
+                 .rows = chunk->target_rows,
+                 .columns = count,
+                 .first_column = first,
+                 .draft_transform = {NULL, 1, 0},
+                 .target_transform = transform,
+                 .format = plan->formats.tile},
+        .stats = oh_step_buffer(step, OH_BUFFER_FULL_STATS),
+        .restart = first == 0,
+    };
+}
+
 /* The target over its whole vocabulary, a panel at a time in the memory of its tile: statistics, and y out of them. */
 static oh_status run_full_target(oh_step *step, const oh_chunk *chunk, const oh_stage *stage) {
     oh_plan *plan = step->plan;
@@ -323,20 +346,12 @@ static oh_status run_full_target(oh_step *step, const oh_chunk *chunk, const oh_
         const int64_t count = left < plan->layout.choice.panel ? left : plan->layout.choice.panel;
         oh_status status = oh_step_project_full(step, chunk, first, count);
         if (status != OH_OK) return status;
-        const oh_tile_stats stats = {
-            .tile = {.target = oh_step_buffer(step, OH_BUFFER_TARGET_TILE),
-                     .target_ld = plan->layout.tile_ld,
-                     .rows = chunk->target_rows,
-                     .columns = count,
-                     .first_column = first,
-                     .target_transform = {NULL, r->target_scale, r->target_softcap},
-                     .format = plan->formats.tile},
-            .stats = oh_step_buffer(step, OH_BUFFER_FULL_STATS),
-            .restart = first == 0,
-        };
+        const oh_tile_stats stats = full_read(step, chunk, first, count);
         status = oh_traced_tile_stats(step, &stats);
         if (status != OH_OK) return status;
         plan->counts.tile_reads += 1;
+        status = oh_step_find_full_overflow(step, chunk, &stats);
+        if (status != OH_OK) return status;
     }
     plan->counts.projections_target += 1;
     plan->counts.gemms += 1;

@@ -49,6 +49,8 @@ oh_status oh_step_project(oh_step *step, const oh_chunk *chunk, const oh_stage *
 oh_status oh_step_find_overflow(oh_step *step, const oh_chunk *chunk, const oh_tile_view *view);
 /* Columns of the target's tile over its whole vocabulary. */
 oh_status oh_step_project_full(oh_step *step, const oh_chunk *chunk, int64_t first, int64_t count);
+/* Finds what these could not hold, after their read: by target rows, as if they were rows of a draft. */
+oh_status oh_step_find_full_overflow(oh_step *step, const oh_chunk *chunk, const oh_tile_stats *read);
 /* dD of the chunk's compact rows += dz W and dW += dz^T D over columns [first, first + count); the first panel writes. */
 oh_status oh_step_grad_products(oh_step *step, const oh_chunk *chunk, const oh_stage *stage, int64_t first,
                                 int64_t count);

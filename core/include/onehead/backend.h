@@ -333,7 +333,9 @@ typedef struct oh_tile_source {
  * row that it is judged against, isn't finite while its source's product in f32 is, the row overflowed: its flags get
  * OH_ROW_Z_BAD and OH_ROW_OVERFLOW, which leaves it out of everything as a row that is not finite, found[0] grows by 1 and
  * found[1] becomes the lowest such draft.map[i] + 1 (0 means none). A row that already has OH_ROW_OVERFLOW is left as it
- * is. What is not finite in the source itself is no overflow. */
+ * is. What is not finite in the source itself is no overflow.
+ * Of a target over a vocabulary of which the draft's is a part, the tile and its rows come as `draft`: stats are the target
+ * rows', and the map holds rows of G. */
 typedef struct oh_tile_overflow {
     oh_tile_view tile; /* format f16 or diff, with a draft tile */
     oh_row_stats *stats;

@@ -169,7 +169,7 @@ OH_ROW void oh_finish_row(const oh_row_finish *f, int64_t i) {
     oh_row_result r;
     double c[8];
     const oh_row_stats *full = oh_row_full_stats(f, i);
-    const int full_bad = full && (full->flags & OH_ROW_T_BAD || !(full->t_max > -INFINITY));
+    const int full_bad = full && (full->flags & (OH_ROW_T_BAD | OH_ROW_OVERFLOW) || !(full->t_max > -INFINITY));
     const int outside = s->label == OH_LABEL_NONE && f->outside != OH_OUTSIDE_NEVER && !full_bad;
     const int dropped = outside && f->outside == OH_OUTSIDE_DROP;
     const int finite = !dropped && !full_bad && (s->label >= 0 || outside) && oh_row_is_finite(o, s, f->has_target);
