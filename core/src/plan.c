@@ -42,7 +42,8 @@ static void cost_graphs(oh_plan *plan) {
     oh_graph_cost(&plan->after, &shape);
 }
 
-/* Scratch for the largest products of a layout: what the backend answers for each shape that run.c will ask for. */
+/* Scratch for the largest products of a layout: what the backend answers for each that project.c will ask for, at the
+ * strides that they have where the caller's weights and gradients are packed. */
 static int64_t gemm_scratch(void *user, const oh_formats *f, const oh_layout *layout) {
     const oh_plan *plan = user;
     const oh_backend *backend = plan->context->backend;
@@ -50,43 +51,51 @@ static int64_t gemm_scratch(void *user, const oh_formats *f, const oh_layout *la
     const oh_request *r = &plan->request;
     const int64_t rows = layout->tile_rows, columns = layout->choice.weight_panel;
     const int64_t target_hidden = r->target_hidden ? r->target_hidden : r->hidden;
-    const int32_t draft_result = f->cast_tile ? OH_F32 : f->tile_dtype;
-    const int32_t target_result = f->cast_target_tile ? OH_F32 : f->tile_dtype;
-    const oh_gemm products[] = {
-        {.op = OH_GEMM_NT,
-         .m = rows,
-         .n = columns,
-         .k = r->hidden,
-         .a_dtype = f->draft_operand,
-         .b_dtype = f->draft_operand,
-         .c_dtype = draft_result},
-        {.op = OH_GEMM_NT,
-         .m = layout->target_tile_rows,
-         .n = columns,
-         .k = target_hidden,
-         .a_dtype = f->target_operand,
-         .b_dtype = f->target_operand,
-         .c_dtype = target_result},
-        {.op = OH_GEMM_NN,
-         .accumulate = 1,
-         .m = rows,
-         .n = r->hidden,
-         .k = columns,
-         .a_dtype = f->grad_operand,
-         .b_dtype = f->draft_operand,
-         .c_dtype = OH_F32},
-        {.op = OH_GEMM_TN,
-         .accumulate = 1,
-         .m = columns,
-         .n = r->hidden,
-         .k = rows,
-         .a_dtype = f->grad_operand,
-         .b_dtype = f->grad_operand,
-         .c_dtype = OH_F32},
-    };
+    const int64_t grad_ld = layout->tile_ld * oh_dtype_size(f->tile_dtype) / oh_dtype_size(f->grad_dtype);
+    const oh_gemm draft = {.op = OH_GEMM_NT,
+                           .m = rows,
+                           .n = columns,
+                           .k = r->hidden,
+                           .lda = r->hidden,
+                           .ldb = r->hidden,
+                           .ldc = f->cast_tile ? columns : layout->tile_ld,
+                           .a_dtype = f->draft_operand,
+                           .b_dtype = f->draft_operand,
+                           .c_dtype = f->cast_tile ? OH_F32 : f->tile_dtype};
+    const oh_gemm target = {.op = OH_GEMM_NT,
+                            .m = layout->target_tile_rows,
+                            .n = columns,
+                            .k = target_hidden,
+                            .lda = target_hidden,
+                            .ldb = target_hidden,
+                            .ldc = f->cast_target_tile ? columns : layout->tile_ld,
+                            .a_dtype = f->target_operand,
+                            .b_dtype = f->target_operand,
+                            .c_dtype = f->cast_target_tile ? OH_F32 : f->tile_dtype};
+    const oh_gemm grad = {.op = OH_GEMM_NN,
+                          .accumulate = 1,
+                          .m = rows,
+                          .n = r->hidden,
+                          .k = columns,
+                          .lda = f->cast_grad ? columns : grad_ld,
+                          .ldb = r->hidden,
+                          .ldc = r->hidden,
+                          .a_dtype = f->grad_operand,
+                          .b_dtype = f->draft_operand,
+                          .c_dtype = OH_F32};
+    oh_gemm head = grad;
+    head.op = OH_GEMM_TN;
+    head.m = columns;
+    head.k = rows;
+    head.b_dtype = f->grad_operand;
+    oh_gemm bias = head;
+    bias.n = 1;
+    bias.ldb = 2;
+    bias.ldc = 1;
+    const oh_gemm *const products[] = {&draft, &target, &grad, &head, r->produce & OH_PRODUCE_BIAS_GRAD ? &bias : NULL};
     int64_t bytes = 0;
     for (size_t i = 0; i < sizeof products / sizeof products[0]; ++i) {
-        const int64_t asked = backend->gemm_scratch(plan->context->device, &products[i]);
+        const int64_t asked = products[i] ? backend->gemm_scratch(plan->context->device, products[i]) : 0;
         if (asked > bytes) bytes = asked;
     }
     return bytes;

@@ -98,8 +98,8 @@ typedef struct oh_gemm {
     int64_t lda, ldb, ldc;
     int32_t a_dtype, b_dtype, c_dtype; /* oh_dtype; the combination is one that `gemm_kinds` claims */
     int32_t reserved;
-    void *scratch; /* of at least what gemm_scratch answered for this product */
-    int64_t scratch_bytes;
+    void *scratch;         /* or NULL */
+    int64_t scratch_bytes; /* the most that gemm_scratch answered for the plan's largest products; see there */
 } oh_gemm;
 
 /* Bits of oh_backend.gemm_kinds: operand dtypes (A, B) and result dtype. */
@@ -431,9 +431,13 @@ typedef struct oh_backend {
     oh_status (*host_alloc)(oh_device *device, uint64_t bytes, void **address);
     void (*host_free)(oh_device *device, void *address);
 
-    /* Matrices. gemm is required; gemm_scratch NULL: none is needed. */
+    /* Matrices. gemm is required; gemm_scratch NULL: none is needed.
+     * gemm_scratch: bytes that a product would like to have; addresses in it are not read. It is asked when a plan is made,
+     * of the largest product of each kind that the plan runs. All of the plan's products then get the largest answer:
+     * smaller ones, with fewer rows or columns or at a caller's longer strides, maybe less than their own answer would be.
+     * So gemm looks at scratch_bytes, and does with what there is. */
     oh_status (*gemm)(oh_queue *queue, const oh_gemm *product);
-    int64_t (*gemm_scratch)(oh_device *device, const oh_gemm *product); /* addresses in it are not read */
+    int64_t (*gemm_scratch)(oh_device *device, const oh_gemm *product);
     oh_status (*copy_rows)(oh_queue *queue, const oh_copy_rows *copy);
     oh_status (*matrix_norm)(oh_queue *queue, const oh_matrix_norm *norm);
 
