@@ -227,22 +227,29 @@ static int fits_copies(oh_layout *layout, const oh_layout_input *input, int32_t 
     return 0;
 }
 
-/* The widest panel that fits `chunk` rows, 0 where none is worth a product. Converted pieces of W are panels then. */
+/* Whether panels of so many columns fit, and the layout. Converted pieces of W are panels then. */
+static int fits_panel(oh_layout *layout, const oh_layout_input *input, int64_t chunk, int64_t panel, int64_t budget) {
+    const oh_layout_choice choice = {OH_POLICY_RECOMPUTE, chunk, panel, panel, 0};
+    oh_layout_compute(layout, input, &choice);
+    return total(layout) <= budget;
+}
+
+/* The widest panel that fits `chunk` rows, 0 where none is worth a product. A narrower one may need more, if a backend wants
+ * more scratch for smaller products: then it is one that fits, not the widest. */
 static int64_t widest_panel(oh_layout *layout, const oh_layout_input *input, int64_t chunk, int64_t budget) {
-    int64_t low = 0, high = input->request->vocab_valid;
+    const int64_t vocab = input->request->vocab_valid, smallest = min64(SMALLEST_PANEL, vocab);
+    int64_t low = 0, high = vocab;
     while (low < high) {
         const int64_t middle = low + (high - low + 1) / 2;
-        const oh_layout_choice choice = {OH_POLICY_RECOMPUTE, chunk, middle, middle, 0};
-        oh_layout_compute(layout, input, &choice);
-        if (total(layout) <= budget)
+        if (fits_panel(layout, input, chunk, middle, budget))
             low = middle;
         else
             high = middle - 1;
     }
-    if (low < input->request->vocab_valid) low = low / SMALLEST_PANEL * SMALLEST_PANEL;
-    const oh_layout_choice choice = {OH_POLICY_RECOMPUTE, chunk, low, low, 0};
-    oh_layout_compute(layout, input, &choice);
-    return low;
+    if (low < vocab) low = low / SMALLEST_PANEL * SMALLEST_PANEL;
+    for (int64_t panel = max64(low, smallest); panel > 0; panel -= SMALLEST_PANEL)
+        if (fits_panel(layout, input, chunk, panel, budget)) return panel;
+    return 0;
 }
 
 static oh_status too_small(const oh_layout_input *input, int32_t policy, int64_t chunk, int64_t budget,
