@@ -324,6 +324,34 @@ static void test_target_rows_are_shared_where_the_host_has_them(void **state) {
     step_case_close(&c);
 }
 
+/* Hidden states that a plan has no use for are nobody's target, wherever rows are selected. */
+static void test_a_plan_without_a_target_looks_at_none(void **state) {
+    (void)state;
+    oh_context *context = template_open();
+    for (uint32_t bits = 0; bits < 8; ++bits) {
+        step_case c;
+        step_output without, with;
+        oh_error error = {OH_OK, ""};
+        open_case(&c, 85);
+        assert_int_equal(oh_objective_set_terms(&c.request.objective, "ce=1", NULL), OH_OK);
+        c.request.objective.labels = OH_LABELS_GIVEN;
+        c.request.target_rows = 0;
+        c.request.device_inputs = bits;
+        oh_inputs in = step_case_inputs(&c);
+        in.target_row = NULL;
+        assert_int_equal(run_once(context, &c, &in, &without, &error), OH_OK);
+        in.target_hidden = c.target;
+        in.target_row = c.target_row;
+        if (run_once(context, &c, &in, &with, &error) != OH_OK) fail_msg("%s", error.message);
+        assert_true(with.results.supervised > 0);
+        assert_memory_equal(with.grad, without.grad, (size_t)(c.rows * HIDDEN) * sizeof(float));
+        step_output_close(&without);
+        step_output_close(&with);
+        step_case_close(&c);
+    }
+    oh_context_close(context);
+}
+
 /* The host can't tell which rows a mask on the device leaves, so a bound that only those keep is no bound: tiles of so few
  * target rows would be written past their end. */
 static void test_a_bound_on_target_rows_holds_for_every_row_that_may_be_supervised(void **state) {
@@ -370,6 +398,7 @@ int main(void) {
         cmocka_unit_test(test_every_dtype_of_the_arrays_is_read),
         cmocka_unit_test(test_a_plan_takes_new_masks_each_run),
         cmocka_unit_test(test_target_rows_are_shared_where_the_host_has_them),
+        cmocka_unit_test(test_a_plan_without_a_target_looks_at_none),
         cmocka_unit_test(test_a_bound_on_target_rows_holds_for_every_row_that_may_be_supervised),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -53,7 +53,7 @@ static oh_status check_arrays(const oh_request *r, const oh_inputs *in, oh_error
                        oh_dtype_name(in->mask_dtype));
     if (r->objective.labels == OH_LABELS_GIVEN && !in->label && in->rows > 0)
         return oh_fail(error, OH_BAD_DATA, "label: missing, and labels 'given' need it");
-    if (in->target_hidden && !in->target_row && in->target_rows != in->rows)
+    if (r->target_rows > 0 && !in->target_row && in->target_rows != in->rows)
         return oh_fail(error, OH_BAD_DATA,
                        "target_row: missing with %lld draft and %lld target rows; expected as many of each, or the map",
                        (long long)in->rows, (long long)in->target_rows);
@@ -146,7 +146,8 @@ static oh_status fill_places(oh_selection *s, const oh_request *r, int64_t chunk
     int64_t target = 0;
     s->supervised = 0;
     s->weight_sum = s->mask_sum = 0;
-    s->shares_targets = in->target_hidden && in->target_row && !(r->device_inputs & OH_DEVICE_TARGET_ROW);
+    const int has_target = r->target_rows > 0;
+    s->shares_targets = has_target && in->target_row && !(r->device_inputs & OH_DEVICE_TARGET_ROW);
     s->uploads = s->shares_targets && in->rows > 0;
     for (int64_t first = 0; first < in->rows; first += chunk_rows) {
         const int64_t rows = in->rows - first < chunk_rows ? in->rows - first : chunk_rows;
@@ -157,7 +158,7 @@ static oh_status fill_places(oh_selection *s, const oh_request *r, int64_t chunk
                             .compact_rows = rows / r->objective.block_size * slots,
                             .first_target = s->shares_targets ? target : s->chunk_count * places,
                             .target_is_identity = 1};
-        if (in->target_hidden) chunk->target_rows = chunk->compact_rows;
+        if (has_target) chunk->target_rows = chunk->compact_rows;
         if (s->shares_targets) number_targets(s, r, chunk, in);
         target += chunk->target_rows;
         s->supervised += chunk->compact_rows;
@@ -184,7 +185,7 @@ oh_status oh_selection_fill(oh_selection *s, const oh_request *r, int64_t chunk_
     s->chunk_count = 0;
     if (r->device_inputs) return fill_places(s, r, chunk_rows, in, error);
 
-    const int has_target = in->target_hidden != NULL;
+    const int has_target = r->target_rows > 0;
     int64_t compact = 0, target = 0;
     s->weight_sum = s->mask_sum = 0;
     s->uploads = 1;

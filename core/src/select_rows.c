@@ -26,7 +26,7 @@ oh_status oh_step_select_rows(oh_step *step) {
                             .rows = in->rows,
                             .chunk = plan->layout.choice.chunk,
                             .places = plan->layout.tile_rows,
-                            .target_rows = in->target_hidden ? in->target_rows : 0,
+                            .target_rows = r->target_rows > 0 ? in->target_rows : 0,
                             .label_end = r->target_vocab ? r->target_vocab : r->vocab,
                             .id_count = r->target_vocab ? r->vocab : 0,
                             .ids = r->target_vocab ? oh_step_buffer(step, OH_BUFFER_SUBSET) : NULL,
@@ -46,7 +46,7 @@ oh_status oh_step_select_rows(oh_step *step) {
     if (given)
         select.label = array_or_upload(step, OH_DEVICE_LABEL, in->label, OH_SELECT_COMPACT, in->label_dtype, OH_I32,
                                        &select.label_dtype);
-    if (in->target_hidden)
+    if (r->target_rows > 0)
         select.target_row = array_or_upload(step, OH_DEVICE_TARGET_ROW, in->target_row, OH_SELECT_TARGET_ROW,
                                             in->target_row_dtype, OH_I32, &select.target_row_dtype);
     return oh_traced_row_select(step, &select);
