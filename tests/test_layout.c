@@ -110,6 +110,25 @@ static void test_a_budget_too_small_says_what_would_do(void **state) {
     assert_non_null(strstr(error.message, "policy cached with chunks of 64 rows"));
 }
 
+static void test_what_would_do_does_for_every_policy_and_tile(void **state) {
+    (void)state;
+    for (int32_t policy = OH_POLICY_CACHED; policy <= OH_POLICY_NAIVE; ++policy)
+        for (int32_t tile = OH_TILE_F32; tile <= OH_TILE_DIFF; ++tile)
+            for (int64_t chunk = 0; chunk <= 64; chunk += 32) {
+                oh_request r = qwen(64, 1);
+                oh_plan *plan = NULL;
+                oh_error error = {OH_OK, ""};
+                r.policy = policy;
+                r.tile = tile;
+                r.chunk = chunk;
+                assert_int_equal(oh_plan_describe(&r, &plan, &error), OH_OUT_OF_MEMORY);
+                r.memory = strtoll(strstr(error.message, "needs at least ") + strlen("needs at least "), NULL, 10);
+                plan = describe(&r);
+                assert_true(oh_plan_bytes(oh_plan_get_summary(plan)) <= r.memory);
+                oh_plan_destroy(plan);
+            }
+}
+
 static void test_buffers_add_up_and_do_not_overlap(void **state) {
     (void)state;
     oh_request r = qwen(512, 0);
@@ -154,6 +173,7 @@ int main(void) {
         cmocka_unit_test(test_a_trained_weight_is_never_kept_converted),
         cmocka_unit_test(test_a_chunk_that_was_asked_for_is_kept),
         cmocka_unit_test(test_a_budget_too_small_says_what_would_do),
+        cmocka_unit_test(test_what_would_do_does_for_every_policy_and_tile),
         cmocka_unit_test(test_buffers_add_up_and_do_not_overlap),
         cmocka_unit_test(test_sizes_saturate_instead_of_wrapping),
     };

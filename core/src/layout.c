@@ -252,18 +252,19 @@ static int64_t widest_panel(oh_layout *layout, const oh_layout_input *input, int
     return 0;
 }
 
-static oh_status too_small(const oh_layout_input *input, int32_t policy, int64_t chunk, int64_t budget,
-                           oh_error *error) {
+/* The layout that makes do with least, narrow pieces of W and all, or words on what it would take. */
+static oh_status choose_least(oh_layout *layout, const oh_layout_input *input, int32_t policy, int64_t chunk,
+                              int64_t budget, oh_error *error) {
     const int64_t panel = policy == OH_POLICY_RECOMPUTE ? min64(SMALLEST_PANEL, input->request->vocab_valid)
                                                         : input->request->vocab_valid;
     const oh_layout_choice choice = {policy, chunk, panel, min64(SMALLEST_PANEL, panel), 0};
-    oh_layout layout;
-    oh_layout_compute(&layout, input, &choice);
+    oh_layout_compute(layout, input, &choice);
+    if (total(layout) <= budget) return OH_OK;
     static const char *const names[] = {"auto", "cached", "recompute", "naive"};
     return oh_fail(error, OH_OUT_OF_MEMORY,
                    "memory: a budget of %lld bytes is too small for policy %s with chunks of %lld rows, which needs at "
                    "least %lld bytes%s",
-                   (long long)budget, names[policy], (long long)chunk, (long long)total(&layout),
+                   (long long)budget, names[policy], (long long)chunk, (long long)total(layout),
                    policy == OH_POLICY_RECOMPUTE ? "" : " (recompute needs less)");
 }
 
@@ -282,7 +283,7 @@ oh_status oh_layout_choose(oh_layout *layout, const oh_layout_input *input, oh_e
         if (policy == OH_POLICY_RECOMPUTE) break; /* it has panels: no need for small chunks */
     }
     if (r->policy == OH_POLICY_CACHED || r->policy == OH_POLICY_NAIVE)
-        return too_small(input, policy, r->chunk ? r->chunk : block, budget, error);
+        return choose_least(layout, input, policy, r->chunk ? r->chunk : block, budget, error);
 
     int64_t fallback = 0;
     for (int64_t chunk = largest; chunk > 0; chunk = r->chunk ? 0 : smaller_chunk(chunk, block)) {
@@ -291,5 +292,5 @@ oh_status oh_layout_choose(oh_layout *layout, const oh_layout_input *input, oh_e
         if (panel > 0) fallback = chunk;
     }
     if (fallback && widest_panel(layout, input, fallback, budget) > 0) return OH_OK;
-    return too_small(input, OH_POLICY_RECOMPUTE, r->chunk ? r->chunk : block, budget, error);
+    return choose_least(layout, input, OH_POLICY_RECOMPUTE, r->chunk ? r->chunk : block, budget, error);
 }
