@@ -38,7 +38,7 @@ struct oh_plan {
     void *weights;
     oh_resident resident[OH_WEIGHT_COUNT];
     float *bias_factor; /* uploaded: the gradient tile is by raw logits, 1 / scale makes it one by the bias; NULL: 1 */
-    int32_t *subset;   /* host [V] request.draft_to_target */
+    int32_t *subset;    /* host [V] request.draft_to_target */
     oh_queue *queue;
     void *queue_stream;
     oh_tile_observer observer;
