@@ -201,20 +201,24 @@ static int64_t smaller_chunk(int64_t chunk, int64_t block) {
     return max64(block, chunk / 2 / block * block);
 }
 
+static int fits(oh_layout *layout, const oh_layout_input *input, const oh_layout_choice *choice, int64_t budget) {
+    oh_layout_compute(layout, input, choice);
+    return total(layout) <= budget;
+}
+
 /* Whether a whole tile of `chunk` rows fits, beside whole copies of the weights or not; the layout that does it. */
-static int fits(oh_layout *layout, const oh_layout_input *input, int32_t policy, int64_t chunk, int32_t resident,
-                int64_t budget) {
+static int fits_chunk(oh_layout *layout, const oh_layout_input *input, int32_t policy, int64_t chunk, int32_t resident,
+                      int64_t budget) {
     const int64_t panel = input->request->vocab_valid;
     const oh_layout_choice choice = {policy, chunk, panel, weight_panel(input, panel, resident, budget), resident};
-    oh_layout_compute(layout, input, &choice);
-    return total(layout) <= budget;
+    return fits(layout, input, &choice, budget);
 }
 
 /* With converted weights kept where they fit. */
 static int fits_whole(oh_layout *layout, const oh_layout_input *input, int32_t policy, int64_t chunk, int64_t budget) {
     const int trains = input->request->weight_trains && !input->prefers_copies;
-    if (copies_weights(&input->formats) && !trains && fits(layout, input, policy, chunk, 1, budget)) return 1;
-    return fits(layout, input, policy, chunk, 0, budget);
+    if (copies_weights(&input->formats) && !trains && fits_chunk(layout, input, policy, chunk, 1, budget)) return 1;
+    return fits_chunk(layout, input, policy, chunk, 0, budget);
 }
 
 /* The largest chunk beside whole copies, where those are worth smaller ones. */
@@ -224,15 +228,14 @@ static int fits_copies(oh_layout *layout, const oh_layout_input *input, int32_t 
     if (!input->prefers_copies || !copies_weights(&input->formats) || policy == OH_POLICY_RECOMPUTE) return 0;
     for (int64_t chunk = largest; chunk >= min64(largest, COPY_CHUNK) && chunk > 0;
          chunk = r->chunk ? 0 : smaller_chunk(chunk, r->objective.block_size))
-        if (fits(layout, input, policy, chunk, 1, budget)) return 1;
+        if (fits_chunk(layout, input, policy, chunk, 1, budget)) return 1;
     return 0;
 }
 
 /* Whether panels of so many columns fit, and the layout. Converted pieces of W are panels then. */
 static int fits_panel(oh_layout *layout, const oh_layout_input *input, int64_t chunk, int64_t panel, int64_t budget) {
     const oh_layout_choice choice = {OH_POLICY_RECOMPUTE, chunk, panel, panel, 0};
-    oh_layout_compute(layout, input, &choice);
-    return total(layout) <= budget;
+    return fits(layout, input, &choice, budget);
 }
 
 /* The widest panel that fits `chunk` rows, 0 where none is worth a product. A narrower one may need more, if a backend wants
@@ -259,8 +262,7 @@ static oh_status choose_least(oh_layout *layout, const oh_layout_input *input, i
     const int64_t panel = policy == OH_POLICY_RECOMPUTE ? min64(SMALLEST_PANEL, input->request->vocab_valid)
                                                         : input->request->vocab_valid;
     const oh_layout_choice choice = {policy, chunk, panel, min64(SMALLEST_PANEL, panel), 0};
-    oh_layout_compute(layout, input, &choice);
-    if (total(layout) <= budget) return OH_OK;
+    if (fits(layout, input, &choice, budget)) return OH_OK;
     static const char *const names[] = {"auto", "cached", "recompute", "naive"};
     return oh_fail(error, OH_OUT_OF_MEMORY,
                    "memory: a budget of %lld bytes is too small for policy %s with chunks of %lld rows, which needs at "
