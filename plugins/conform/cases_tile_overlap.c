@@ -119,19 +119,9 @@ static void check_full(kit *k, int32_t format, int64_t target_rows) {
 }
 
 static void check_format(kit *k, int32_t format) {
-    static const int64_t shapes[][4] = {/* rows, columns, pad, shift */
-                                        {1, 1, 0, 0},
-                                        {3, 2, 0, 1},
-                                        {4, 7, 2, 0},
-                                        {5, 19, 0, 0},
-                                        {TILE_EDGE_ROWS, 129, 3, 1},
-                                        {TILE_EDGE_ROWS, 512, 0, 0},
-                                        {TILE_EDGE_ROWS, 1031, 7, 3},
-                                        {3, 5003, 0, 1}};
-    enum { SHAPES = sizeof shapes / sizeof *shapes };
     for (int fill = 0; fill < TILE_FILLS; ++fill)
-        for (int s = 0; s < SHAPES; ++s) {
-            tile_spec spec = kit_tile_shape(shapes[s], s, (tile_fill)fill, format);
+        for (int s = 0; s < TILE_SHAPES; ++s) {
+            tile_spec spec = kit_tile_shape(kit_tile_shapes[s], s, (tile_fill)fill, format);
             check_overlap(k, &spec, 1, WANT_ALL);
             if (spec.columns < 7) continue;
             check_overlap(k, &spec, 3, WANT_ALL);

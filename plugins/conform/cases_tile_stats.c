@@ -222,19 +222,9 @@ static void check_stats(kit *k, const tile_spec *spec, int panels, int32_t top_k
 }
 
 static void check_format(kit *k, int32_t format) {
-    static const int64_t shapes[][4] = {/* rows, columns, pad, shift */
-                                        {1, 1, 0, 0},
-                                        {3, 2, 0, 1},
-                                        {4, 7, 2, 0},
-                                        {5, 19, 0, 0},
-                                        {TILE_EDGE_ROWS, 129, 3, 1},
-                                        {TILE_EDGE_ROWS, 512, 0, 0},
-                                        {TILE_EDGE_ROWS, 1031, 7, 3},
-                                        {3, 5003, 0, 1}};
-    enum { SHAPES = sizeof shapes / sizeof *shapes };
     for (int fill = 0; fill < TILE_FILLS; ++fill)
-        for (int s = 0; s < SHAPES; ++s) {
-            tile_spec spec = kit_tile_shape(shapes[s], s, (tile_fill)fill, format);
+        for (int s = 0; s < TILE_SHAPES; ++s) {
+            tile_spec spec = kit_tile_shape(kit_tile_shapes[s], s, (tile_fill)fill, format);
             check_stats(k, &spec, 1, s % 2 ? 8 : 0, false, WANT_ALL);
             check_stats(k, &spec, 1, 1, true, 0);
             if (spec.columns < 7) continue;

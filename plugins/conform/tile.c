@@ -23,6 +23,15 @@ int32_t kit_tile_dtype(int32_t format) {
     return format == OH_TILE_BF16 ? OH_BF16 : OH_F16;
 }
 
+const int64_t kit_tile_shapes[TILE_SHAPES][4] = {{1, 1, 0, 0},
+                                                 {3, 2, 0, 1},
+                                                 {4, 7, 2, 0},
+                                                 {5, 19, 0, 0},
+                                                 {TILE_EDGE_ROWS, 129, 3, 1},
+                                                 {TILE_EDGE_ROWS, 512, 0, 0},
+                                                 {TILE_EDGE_ROWS, 1031, 7, 3},
+                                                 {3, 5003, 0, 1}};
+
 tile_spec kit_tile_shape(const int64_t shape[4], int place, tile_fill fill, int32_t format) {
     return (tile_spec){.rows = shape[0],
                        .columns = shape[1],
@@ -52,11 +61,10 @@ static double far_offset(int32_t format) {
     return format == OH_TILE_BF16 ? 256 : 2000;
 }
 
-/* What masks are made of: the format's least number, which a transform would take out of f32. */
+/* What masks are made of: the format's least number. */
 static double least(const tile_spec *s, bool is_draft) {
     if (s->format == OH_TILE_DIFF) return is_draft ? 0 : -6e4;
     if (s->format == OH_TILE_F16) return -6e4;
-    if (s->transform) return -1e9;
     return s->format == OH_TILE_BF16 ? -0x1.fep127 : (double)-FLT_MAX;
 }
 

@@ -21,7 +21,10 @@ typedef enum tile_fill {
     TILE_FILLS
 } tile_fill;
 
-enum { TILE_EDGE_ROWS = 18 }; /* kinds of rows of TILE_EDGES */
+enum {
+    TILE_EDGE_ROWS = 18, /* kinds of rows of TILE_EDGES */
+    TILE_SHAPES = 8
+};
 
 enum { TILE_SCALE = 1, TILE_BIAS = 2, TILE_SOFTCAP = 4 };
 
@@ -49,6 +52,9 @@ typedef struct tile {
 const char *kit_tile_format_name(int32_t format);
 const char *kit_tile_fill_name(tile_fill fill);
 int32_t kit_tile_dtype(int32_t format);
+
+/* {rows, columns, pad, shift} for a pass that only reads its tile. */
+extern const int64_t kit_tile_shapes[TILE_SHAPES][4];
 
 /* A tile of {rows, columns, pad, shift} with a target row for each row; every third shape of a list begins at a column of
  * its own. */
