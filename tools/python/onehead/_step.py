@@ -189,11 +189,11 @@ def _allocate(options: Options, batch: Batch, produce: int) -> Dict[str, Tensor]
 class _Figures:
     """Step.data and Step.loss, which lie in the workspace only until the next run."""
 
-    def __init__(self, count: int, device: torch.device, norm: Union[Tensor, float, None]) -> None:
+    def __init__(self, count: int, on_cpu: bool, norm: Union[Tensor, float, None]) -> None:
         self._count, self._norm = count, norm
         # On a CPU into tensors made before the step, not by PyTorch's operations after it: once a step has been through
         # the caches, a single one of those costs as much as all of this.
-        self._plain = norm is None and device == CPU
+        self._plain = norm is None and on_cpu
         if self._plain:
             self.data = torch.empty(count + EXTRA, dtype=torch.float64, device=CPU)
             self.loss = torch.scalar_tensor(0.0, dtype=torch.float32, device=CPU)
@@ -252,10 +252,10 @@ def run_step(
         norm = check_norm(float(norm.detach()))  # a copy from pageable memory would wait for the device
     context = context_for(options.backend, device, options.threads)
     inputs, made = _inputs(batch), _allocate(options, batch, produce)
-    figures = _Figures(sum_count(options), device, norm)
+    figures = _Figures(sum_count(options), context.on_cpu, norm)
     outputs = S.Outputs(**{name: tensor.data_ptr() or _NOWHERE for name, tensor in made.items()})
     shape = shape_of(options, batch, produce, trains)
-    with context.lock, torch.cuda.device(device) if device != CPU else _NOTHING:
+    with context.lock, _NOTHING if context.on_cpu else torch.cuda.device(device):
         plan = context.plan((options, shape), lambda: request_for(options, shape, True, batch.weight))
         workspace = context.workspace(plan.workspace_bytes)
         inputs.workspace, inputs.workspace_bytes = workspace.data_ptr(), workspace.numel() * 8

@@ -363,9 +363,7 @@ def weight_sum(
         raise InvalidArgument(f"{count} rows: expected whole blocks, a multiple of block_size {block}")
     like = labels if loss_mask is None else loss_mask
     device = torch.device("cpu") if like is None else like.device
-    weight = torch.ones(count, dtype=torch.float64, device=device)
-    if loss_mask is not None:
-        weight = _mask_weights(loss_mask)
+    weight = torch.ones(count, dtype=torch.float64, device=device) if loss_mask is None else _mask_weights(loss_mask)
     if labels is not None:
         weight = weight * _in_vocabulary(labels, vocab, draft_to_target if drops else None).to(device)
     weight = weight.reshape(-1, block)[:, first:]
@@ -377,8 +375,6 @@ def weight_sum(
 
 def _mask_weights(mask: Tensor) -> Tensor:
     """As a step reads a mask: what is no weight is refused on the host, and no row on a device, where nothing waits."""
-    if mask.dtype == torch.bool:
-        return mask.reshape(-1).to(torch.float64)
     weight = mask.reshape(-1).to(torch.float64)
     good = (weight >= 0) & (weight < math.inf)
     if mask.is_cpu and not compiling() and not bool(good.all()):

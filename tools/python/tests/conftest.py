@@ -15,6 +15,14 @@ if "ONEHEAD_INSTALLED" not in os.environ:  # else: the installed package is what
 
 torch.set_num_threads(2)
 
+import draws  # noqa: E402
+
+
+@pytest.fixture
+def batch():
+    """draft_loss's arguments, judged by the target."""
+    return dict(draws.batch(target_rows=None), labels=None)
+
 
 def pytest_collection_modifyitems(items):
     """tests/gpu is skipped where there is no device."""

@@ -11,11 +11,6 @@ import onehead
 from onehead import _context
 
 
-@pytest.fixture
-def batch():
-    return dict(draws.batch(target_rows=None), labels=None)
-
-
 def grad_of(draft, **rest):
     d = draft.detach().requires_grad_()
     loss, _ = onehead.draft_loss(d, **rest)
@@ -65,7 +60,7 @@ def test_hidden_states_of_two_dtypes_meet_in_the_wider(batch):
 def test_cpu_tensors_are_taken_whatever_the_default_device_is(batch):
     right = float(onehead.draft_loss(**batch)[0])
     ids = onehead.topk(batch["draft_hidden"], batch["lm_head"], 4).ids
-    device = getattr(torch, "device")("meta")
+    device = torch.device("meta")
     if not hasattr(device, "__enter__"):
         pytest.skip("this PyTorch has no scopes of a device")
     for norm in ("weights", 7.0, torch.tensor(7.0)):

@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-import draws
 import onehead
-
-
-@pytest.fixture
-def batch():
-    return dict(draws.batch(target_rows=None), labels=None)
 
 
 REFUSALS = {
@@ -69,11 +63,9 @@ REFUSALS = {
     "target_bias: not with draft_to_target": lambda b: b.update(
         draft_to_target=torch.arange(67), target_lm_head=torch.zeros(70, 24), target_bias=torch.zeros(70)
     ),
-    "no backend": lambda b: b.update(backend="nosuch"),
-    "no vocabulary": lambda b: b.update(draft_to_target=torch.arange(67), target_lm_head=None),
+    "nosuch": lambda b: b.update(backend="nosuch"),
+    "expected target_hidden and a target_lm_head": lambda b: b.update(draft_to_target=torch.arange(67), target_lm_head=None),
 }
-REFUSALS["expected target_hidden and a target_lm_head"] = REFUSALS.pop("no vocabulary")
-REFUSALS["nosuch"] = REFUSALS.pop("no backend")
 
 
 @pytest.mark.parametrize("words", REFUSALS)
