@@ -43,6 +43,8 @@ static void run_case(overflow_case *o, oh_context *context) {
     if (oh_plan_run(plan, &in, &out, &o->error) != OH_OK) fail_msg("%s", o->error.message);
     o->status = oh_plan_results(plan, &o->results, &o->error);
     o->device_count = *oh_plan_device_overflow(plan);
+    assert_ptr_equal(oh_plan_device_loss(plan), oh_plan_device_sums(plan) + oh_sum_count(&o->c.request.objective));
+    assert_ptr_equal(oh_plan_device_overflow(plan), oh_plan_device_loss(plan) + 3);
     oh_plan_destroy(plan);
     step_output_close(&unused);
 }

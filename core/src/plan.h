@@ -55,13 +55,13 @@ struct oh_plan {
     double *host_sums; /* [oh_sum_count + OH_SUMS_EXTRA] as OH_BUFFER_SUMS */
 };
 
-/* OH_BUFFER_SUMS, in f64 elements after the sums themselves. */
+/* OH_BUFFER_SUMS, in f64 elements after the sums themselves. Where loss and overflow lie is public (oh_plan_device_sums). */
 enum {
     OH_SUMS_LOSS = 0,
-    OH_SUMS_NORMS = 3,
-    OH_SUMS_FACTOR = 5,
-    OH_SUMS_BIAS_FACTOR = 6,
-    OH_SUMS_OVERFLOW = 7, /* oh_tile_overflow.found */
+    OH_SUMS_OVERFLOW = 3, /* oh_tile_overflow.found */
+    OH_SUMS_NORMS = 5,
+    OH_SUMS_FACTOR = 7,
+    OH_SUMS_BIAS_FACTOR = 8,
     OH_SUMS_SELECTED = 9, /* oh_row_select.sums */
     OH_SUMS_SELECTED_FACTOR = OH_SUMS_SELECTED + OH_SELECTED_COUNT,
     OH_SUMS_EXTRA = 16

@@ -397,7 +397,9 @@ OH_API oh_status oh_plan_results(oh_plan *plan, oh_results *results, oh_error *e
 OH_API const double *oh_plan_device_sums(const oh_plan *plan);
 OH_API const double *oh_plan_device_loss(const oh_plan *plan);
 /* [1] f64: rows whose f16 tiles overflowed in the last run, 0 for a valid step. With target_vocab the target's rows that are
- * projected onto all of it count, too. */
+ * projected onto all of it count, too.
+ *
+ * The three lie one behind another, sums, loss, overflow: oh_sum_count(objective) + 4 elements that one copy brings. */
 OH_API const double *oh_plan_device_overflow(const oh_plan *plan);
 
 /* Figures from sums that were added elsewhere (over steps or ranks). */

@@ -10,16 +10,11 @@ from inputs import GAMMA, Inputs
 from torch import Tensor
 
 import onehead
-from onehead import _context, _step, functions
+from onehead import _call, _context, _step, functions
 from onehead._autograd import gradients
+from onehead._recall import TENSORS
 
 CHUNK, MEMORY, THREADS = 2048, "16G", None  # threads: of a CPU backend
-#: Tensor arguments of draft_loss, in the order of functions.prepare.
-TENSORS = (
-    "lm_head", "target_hidden", "target_row", "labels", "loss_mask", "target_lm_head", "bias", "target_bias",
-    "draft_to_target",
-)  # fmt: skip
-
 #: Arguments of draft_loss by objective. Rows of jsd and ce stand for themselves.
 ALIKE: Dict[str, Any] = dict(block_size=1, first_slot=0, decay="none", norm="count", metrics="none", topk=())
 OBJECTIVES: Dict[str, Dict[str, Any]] = {
@@ -63,12 +58,12 @@ def c_call(draft: Tensor, rest: Dict[str, Any]) -> Callable[[], Dict[str, Any]]:
     device = draft.device
     context = _context.context_for(rest.get("backend"), device, rest.get("threads") or 0)
     live = context.last_plan
-    tensors = [rest.pop(name, None) for name in TENSORS]
-    made, batch = functions.prepare(draft.detach(), *tensors, rest.pop("terms"), rest)
-    c_inputs = _step._inputs(batch)
-    outputs = _step._allocate(made, batch, made.produce | gradients(True, False, False))
+    tensors = [draft.detach(), *[rest.pop(name, None) for name in TENSORS[1:]]]
+    made, batch = functions.prepare(tensors, rest.pop("terms"), rest)
+    call = _call.call_of(made, batch, made.produce | gradients(True, False, False), False)
+    outputs = _step._allocate(call, batch)
     c_outputs = _step.S.Outputs(**{name: tensor.data_ptr() for name, tensor in outputs.items()})
-    c_inputs.stream = context.stream()
+    c_inputs = _step._inputs(call, batch, context.workspace(live.workspace_bytes), context.stream())
 
     def run() -> Dict[str, Any]:
         workspace = context.workspace(live.workspace_bytes)

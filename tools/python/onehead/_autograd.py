@@ -10,8 +10,8 @@ from torch import Tensor
 
 from . import _structs as S
 from ._batch import Batch
-from ._options import Options
-from ._step import inverse, run_step
+from ._call import Call
+from ._step import Step, inverse, run_step
 
 _TWICE = (
     "onehead: a second backward pass through the same loss; its gradient was formed once, in the forward pass, and "
@@ -48,9 +48,10 @@ def gradients(draft: bool, weight: bool, bias: bool) -> int:
 
 
 class DraftLoss(torch.autograd.Function):
-    """apply(draft, weight, bias, batch, options, norm) -> loss, figures, step
+    """apply(draft, weight, bias, batch, call, norm) -> loss, step
 
-    draft, weight and bias are batch's own, as arguments of their own so that autograd sees them."""
+    draft, weight and bias are batch's own, as arguments of their own so that autograd sees them. It sees no more of what
+    comes out than the loss."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -59,25 +60,20 @@ class DraftLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Optional[Tensor],
         batch: Batch,
-        options: Options,
+        call: Call,
         norm: Union[Tensor, float, None],
-    ) -> Tuple[Any, ...]:
-        produce = options.produce | gradients(*ctx.needs_input_grad[:3])
-        step = run_step(options, batch, produce, norm=norm, trains=ctx.needs_input_grad[1])
+    ) -> Tuple[Tensor, Step]:
+        step = run_step(call, batch, norm)
         ctx.inverse_norm = None if norm is None else inverse(step.norm)
         ctx.dtypes = (draft.dtype, weight.dtype, torch.float32)
         ctx.used = False
         ctx.save_for_backward(step.draft_grad, step.head_grad, step.bias_grad)
-        ctx.mark_non_differentiable(step.data)
-        ctx.set_materialize_grads(False)
-        return step.loss, step.data, step.rows
+        return step.loss, step
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Optional[Tensor], *_: Any) -> Tuple[Optional[Tensor], ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor, _: Any) -> Tuple[Optional[Tensor], ...]:  # type: ignore[override]
         if ctx.used:
             raise RuntimeError(_TWICE)
-        if grad_loss is None:
-            return (None,) * 6
         ctx.used = True
         with torch.no_grad():
             upstream = grad_loss if ctx.inverse_norm is None else grad_loss.to(torch.float64) * ctx.inverse_norm

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
+from ._context import CPU
 from ._library import InvalidArgument
 from ._options import compiling
 
@@ -17,30 +18,37 @@ _AUTOCAST_BY_DEVICE = hasattr(torch, "get_autocast_dtype")
 
 
 class Batch(NamedTuple):
-    """Matrices are 2-D with unit column stride, the others 1-D. None: not given."""
+    """As the library takes them: one stride leads from a matrix' row to its next. None: not given.
 
-    draft: Tensor  # [T, H]
+    Leading dimensions stay where that is so without an operation of PyTorch's, each of which costs a small step."""
+
+    draft: Tensor  # [..., H], T rows
     weight: Tensor  # [V, H]
     bias: Optional[Tensor]  # f32 [V]
-    target: Optional[Tensor]  # [S, H or Ht], of draft's dtype
+    target: Optional[Tensor]  # [..., H or Ht], S rows, of draft's dtype
     target_weight: Optional[Tensor]  # [V, Ht]
     target_bias: Optional[Tensor]  # f32 [V]
-    target_row: Optional[Tensor]  # i32 or i64 [T]
-    labels: Optional[Tensor]  # i32 or i64 [T]
-    mask: Optional[Tensor]  # bool, u8 or f32 [T]
-    draft_to_target: Optional[Tensor]  # i32 [V] on the host
+    target_row: Optional[Tensor]  # i32 or i64, T contiguous elements
+    labels: Optional[Tensor]  # i32 or i64, as target_row
+    mask: Optional[Tensor]  # bool, u8 or f32, as target_row
+    draft_to_target: Optional[Tensor]  # i32 [V]
 
 
-def _autocast_dtype(tensor: Tensor) -> Optional[torch.dtype]:
-    """The dtype that autocast would give a linear layer on this tensor's device; None outside of autocast."""
-    if not (tensor.is_cuda or tensor.is_cpu):
+def row_count(hidden: Tensor) -> int:
+    """Of hidden states [..., H]."""
+    return hidden.numel() // hidden.shape[-1]
+
+
+def autocast_dtype(device: torch.device) -> Optional[torch.dtype]:
+    """The dtype that autocast would give a linear layer on this device; None outside of autocast."""
+    kind = "cpu" if device == CPU else device.type
+    if kind not in ("cpu", "cuda"):
         return None
     if _AUTOCAST_BY_DEVICE:
-        kind = "cuda" if tensor.is_cuda else "cpu"
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    if tensor.is_cuda:
-        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
-    return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    if kind == "cpu":
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
 def check_tensors(names: Sequence[str], values: Sequence[Any]) -> None:
@@ -65,17 +73,24 @@ def _check_float(name: str, tensor: Tensor, dims: Optional[int] = None) -> None:
 
 
 def _rows(name: str, tensor: Tensor, columns: int) -> Tensor:
-    """[..., columns] as [rows, columns]; a copy only where no row stride describes it."""
+    """[..., columns] with one stride from row to row; a copy only where there is none."""
     if tensor.shape[-1] != columns:
         raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected {columns} columns, as its weight has")
+    if tensor.is_contiguous():
+        return tensor
     rows = tensor if tensor.dim() == 2 else tensor.reshape(-1, columns)
-    strided = rows.stride(1) == 1 and rows.stride(0) >= columns
-    return rows if strided or rows.shape[0] <= 1 and rows.is_contiguous() else rows.contiguous()
+    return rows if _strided(rows) else rows.contiguous()
+
+
+def _strided(matrix: Tensor) -> bool:
+    return matrix.stride(1) == 1 and matrix.stride(0) >= matrix.shape[1]
 
 
 def _weight(name: str, tensor: Tensor) -> Tensor:
     _check_float(name, tensor, 2)
-    if tensor.shape[0] > 1 and (tensor.stride(1) != 1 or tensor.stride(0) < tensor.shape[1]):
+    if tensor.shape[1] == 0:
+        raise InvalidArgument(f"{name} of shape {tuple(tensor.shape)}: expected at least one column")
+    if not (tensor.is_contiguous() or _strided(tensor)):
         raise InvalidArgument(
             f"{name} of shape {tuple(tensor.shape)} with strides {tensor.stride()}: expected rows of adjacent elements; "
             "a copy every step would cost as much memory as the weight, so make it contiguous once"
@@ -98,7 +113,7 @@ def _vector(name: str, tensor: Optional[Tensor], rows: int, lead: Tuple[int, ...
         raise InvalidArgument(f"{name} requires a gradient, and none is formed for it: pass {name}.detach()")
     if tensor.dim() > 1:
         _check_lead(name, tuple(tensor.shape), lead)
-    return tensor if tensor.dim() == 1 and tensor.is_contiguous() else tensor.reshape(-1).contiguous()
+    return tensor.contiguous()
 
 
 def _constant(tensor: Tensor) -> Tensor:
@@ -172,7 +187,7 @@ def make_batch(
     weight = _weight("lm_head", lm_head)
     vocab = weight.shape[0]
     draft = _rows("draft_hidden", draft_hidden, weight.shape[1])
-    rows = draft.shape[0]
+    rows = row_count(draft)
     if rows % block_size != 0:
         raise InvalidArgument(f"{rows} draft rows: expected whole blocks, a multiple of block_size {block_size}")
     lead = tuple(draft_hidden.shape[:-1])
@@ -198,11 +213,11 @@ def make_batch(
         target = _rows("target_hidden", _constant(target_hidden), columns)
         if target_row is None:
             _check_lead("target_hidden", tuple(target_hidden.shape[:-1]), lead)
-        elif rows > 0 and target.shape[0] == 0:
+        elif rows > 0 and row_count(target) == 0:
             raise InvalidArgument(f"target_hidden of shape {tuple(target_hidden.shape)}: expected the rows of target_row")
-        if target_row is None and rows > 0 and target.shape[0] != rows:
+        if target_row is None and rows > 0 and row_count(target) != rows:
             raise InvalidArgument(
-                f"target_row: missing with {rows} draft and {target.shape[0]} target rows; "
+                f"target_row: missing with {rows} draft and {row_count(target)} target rows; "
                 "expected as many of each, or the map"
             )
     elif target_row is not None or target_lm_head is not None:
@@ -210,7 +225,7 @@ def make_batch(
     if draft_to_target is not None and target_weight is None:
         raise InvalidArgument("draft_to_target: expected target_hidden and a target_lm_head of the whole vocabulary")
 
-    cast = _autocast_dtype(draft)
+    cast = autocast_dtype(draft.device)
     same = target is None or target.dtype == draft.dtype
     hidden = draft.dtype if same else torch.promote_types(draft.dtype, target.dtype)
     draft = _to(draft, cast or hidden)
@@ -227,7 +242,7 @@ def make_batch(
         if isinstance(target_bias, Tensor):
             batch_target_bias = _bias("target_bias", _constant(target_bias), vocab)
         elif batch_bias is not None:
-            batch_target_bias = _constant(batch_bias)
+            batch_target_bias = batch_bias
     batch = Batch(
         draft,
         weight,

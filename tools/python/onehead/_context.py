@@ -62,7 +62,7 @@ class Plan:
         self._handle = C.c_void_p()
         self._error = S.Error()
         self._seen: List[Optional[WeightIdentity]] = []
-        self._figures: Tuple[int, ...] = ()
+        self._figures_at: Optional[int] = None
         #: A CUDA graph replays a step of this plan, out of the plan's own memory: it is never destroyed.
         self.captured = False
         status = self._lib.oh_plan_create(context.handle, request, C.byref(self._handle), self._error)
@@ -89,15 +89,13 @@ class Plan:
     def weight_changed(self) -> None:
         self._lib.oh_plan_weight_changed(self._handle)
 
-    def figures_at(self, workspace: int) -> Tuple[int, ...]:
-        """Where the last run left its sums, its loss with numerator and denominator, and the count of rows whose f16 tiles
-        overflowed (f64): offsets in bytes into its workspace, which a plan lays out alike each time. Asked for once, since a
-        call of C after a step has been through the caches is slow."""
-        if not self._figures:
-            lib, handle = self._lib, self._handle
-            found = lib.oh_plan_device_sums(handle), lib.oh_plan_device_loss(handle), lib.oh_plan_device_overflow(handle)
-            self._figures = tuple([address - workspace for address in found])
-        return self._figures
+    def figures_at(self, workspace: int) -> int:
+        """Where the last run left its sums, with loss, numerator, denominator and overflowed rows behind them (f64): an
+        offset in bytes into its workspace, which a plan lays out alike each time. Asked for once, since a call of C after
+        a step has been through the caches is slow."""
+        if self._figures_at is None:
+            self._figures_at = self._lib.oh_plan_device_sums(self._handle) - workspace
+        return self._figures_at
 
     def results(self) -> S.Results:
         """Figures of the last run, after waiting for it."""

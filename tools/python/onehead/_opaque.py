@@ -1,4 +1,4 @@
-"""The loss as one opaque operation for torch.compile, on PyTorch versions that have torch.library.custom_op."""
+"""Loss and top-K lists as opaque operations for torch.compile, on PyTorch versions that have torch.library.custom_op."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from ._autograd import gradients
-from ._batch import Batch
+from ._batch import Batch, row_count
+from ._call import EXTRA, call_of, sum_count
 from ._library import InvalidArgument
-from ._options import Options
-from ._step import EXTRA, inverse, run_step, sum_count
-
-AVAILABLE = hasattr(torch.library, "custom_op")
+from ._options import TRACED, Options
+from ._step import inverse, run_step, run_top_k
 
 
 def _norm_tensor(norm: Union[Tensor, float, None], device: torch.device) -> Optional[Tensor]:
@@ -36,7 +35,13 @@ def opaque_draft_loss(
     return outputs[0], outputs[1]
 
 
-if AVAILABLE:
+def opaque_top_k(options: Options, batch: Batch, trains: bool) -> Tuple[Tensor, Tensor]:
+    """run_top_k by way of an operation of its own."""
+    ids, logprobs = torch.ops.onehead.topk(batch.draft, batch.weight, batch.bias, batch.mask, options.encode(), trains)
+    return ids, logprobs
+
+
+if TRACED:
     # A CUDA graph of the compiler's own would replay the rows that were selected when it was captured, and would take the
     # memory that plans keep for its pool's. PyTorch that has the tag leaves the operation out of such graphs.
     _TAGS = (
@@ -64,7 +69,7 @@ if AVAILABLE:
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         batch = Batch(draft, weight, bias, target, target_weight, target_bias, target_row, labels, mask, draft_to_target)
         opts = Options.decode(options)
-        step = run_step(opts, batch, opts.produce | gradients(*needs), norm=norm, trains=needs[1])
+        step = run_step(call_of(opts, batch, opts.produce | gradients(*needs), needs[1]), batch, norm)
         grads = (step.draft_grad, step.head_grad, step.bias_grad)
         kept = [draft.new_empty(0, dtype=torch.float32) if grad is None else grad for grad in grads]
         return step.loss, step.data, kept[0], kept[1], kept[2]
@@ -103,3 +108,14 @@ if AVAILABLE:
 
     _draft_loss.register_autograd(_backward, setup_context=_setup)
 
+    @torch.library.custom_op("onehead::topk", mutates_args=(), **_TAGS)
+    def _topk(
+        draft: Tensor, weight: Tensor, bias: Optional[Tensor], mask: Optional[Tensor], options: str, trains: bool
+    ) -> Tuple[Tensor, Tensor]:
+        batch = Batch(draft, weight, bias, None, None, None, None, None, mask, None)
+        return run_top_k(Options.decode(options), batch, trains)
+
+    @_topk.register_fake
+    def _fake_topk(draft, weight, bias, mask, options, trains):  # type: ignore[no-untyped-def]
+        rows, k = row_count(draft), Options.decode(options).topk[-1]
+        return draft.new_empty((rows, k), dtype=torch.int64), draft.new_empty((rows, k), dtype=torch.float32)

@@ -9,7 +9,7 @@ import functools
 import math
 import numbers
 import re
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -98,7 +98,7 @@ def choice(name: str, value: Any, choices: Sequence[str]) -> str:
     raise InvalidArgument(f"{name} {value!r}: expected one of {', '.join(choices)}")
 
 
-def _terms_text(terms: Terms) -> str:
+def terms_text(terms: Terms) -> str:
     if isinstance(terms, str):
         return terms.replace(" ", "")
     if not isinstance(terms, Mapping):
@@ -178,7 +178,7 @@ def check_norm(norm: Any) -> float:
     return float(norm)
 
 
-def _norm_kind(norm: Any) -> str:
+def norm_rule(norm: Any) -> str:
     """The rule that the plan applies; a caller's own N is applied outside of it, so that it can change every step."""
     if isinstance(norm, str):
         return choice("norm", norm, ("weights", "count", "none"))
@@ -192,20 +192,33 @@ def _norm_kind(norm: Any) -> str:
     return "none"
 
 
+#: Whether this PyTorch can put an operation of our own into a compiler's graph.
+TRACED = hasattr(torch.library, "custom_op")
+
+
 def compiling() -> bool:
     """Whether torch.compile is tracing the call, on versions that can put an opaque operation into its graph."""
-    return hasattr(torch.library, "custom_op") and torch.compiler.is_compiling()
+    return TRACED and torch.compiler.is_compiling()
+
+
+_PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype))
+
+
+def are_plain(values: Iterable[Any]) -> bool:
+    """Whether values, one by one or in tuples, are of types that can neither change nor be equal and mean another thing: a
+    tensor can do both."""
+    return all(
+        type(value) in _PLAIN or type(value) is tuple and _PLAIN.issuperset(map(type, value)) for value in values
+    )
 
 
 def options_of(*, terms: Terms, norm: Any, **rest: Any) -> Options:
     """make_options, remembered: a training loop asks for the same options every step."""
-    terms, norm = _terms_text(terms), _norm_kind(norm)
+    terms, norm = terms_text(terms), norm_rule(norm)
     if compiling():
         return make_options(terms=terms, norm=norm, **rest)
-    try:
-        return _remembered(terms=terms, norm=norm, **rest)
-    except TypeError:  # a list isn't hashable
-        return make_options(terms=terms, norm=norm, **rest)
+    make = _remembered if are_plain(rest.values()) else make_options
+    return make(terms=terms, norm=norm, **rest)
 
 
 def make_options(
@@ -243,11 +256,11 @@ def make_options(
     scale = 1.0 if scale is None else float(scale)
     softcap = 0.0 if softcap is None else float(softcap)
     return Options(
-        terms=_terms_text(terms),
+        terms=terms_text(terms),
         decay=_decay_text(decay),
         topk=_top_k(topk),
         labels=choice("labels", labels, S.LABELS),
-        norm=_norm_kind(norm),
+        norm=norm_rule(norm),
         gap=choice("gap", gap, S.GAPS),
         outside=choice("outside", outside, S.OUTSIDE[1:]),
         block_size=integer("block_size", block_size, 1),

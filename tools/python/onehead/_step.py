@@ -1,11 +1,10 @@
-"""One call of the library: a batch and options in, tensors out."""
+"""One call of the library: a batch and its call in, tensors out."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes as C
 import dataclasses
-import functools
 import math
 from typing import Dict, NamedTuple, Optional, Tuple, Union
 
@@ -13,13 +12,10 @@ import torch
 from torch import Tensor
 
 from . import _structs as S
-from ._batch import Batch, to_host
+from ._batch import Batch, row_count
+from ._call import EXTRA, Call, call_of, request_for
 from ._context import CPU, Plan, context_for
-from ._options import Options, check_norm, copy_request
-
-
-# What Step.data has behind the sums: loss, numerator, denominator, rows whose f16 tiles overflowed.
-EXTRA = 4
+from ._options import Options, check_norm
 
 # A tensor without elements has no address, and the library wants one for everything that a plan produces.
 _NOWHERE = 256
@@ -45,7 +41,7 @@ class Step:
 
     data: Tensor  # f64: the sums, then EXTRA more
     loss: Tensor  # f32 scalar
-    draft_grad: Optional[Tensor] = None  # [T, H]
+    draft_grad: Optional[Tensor] = None  # as draft_hidden
     head_grad: Optional[Tensor] = None  # f32 [V, H]
     bias_grad: Optional[Tensor] = None  # f32 [V]
     rows: Optional[Rows] = None
@@ -57,119 +53,43 @@ class Step:
         return self.data[-EXTRA + 2]
 
 
-@functools.lru_cache(maxsize=1024)
-def _capacity(count: int, unit: int) -> int:
-    """Rows that a plan is made for: up to 1/8 more than `count`, so that batches of slightly different lengths share a
-    plan. A function of `count` alone: what ran before changes nothing."""
-    blocks = -(-count // unit)
-    step = max(1, 1 << max(0, blocks.bit_length() - 4))
-    return max(1, -(-blocks // step) * step) * unit
+def _address(tensor: Optional[Tensor]) -> Optional[int]:
+    return None if tensor is None else tensor.data_ptr()
 
 
-class Shape(NamedTuple):
-    """What a request says about tensors, by its own names."""
-
-    rows: int
-    target_rows: int
-    hidden: int
-    vocab: int
-    target_hidden: int
-    hidden_dtype: int
-    weight_dtype: int
-    target_weight_dtype: int
-    has_bias: bool
-    has_target_bias: bool
-    produce: int
-    weight_trains: bool
-    target_vocab: int
-    device_inputs: int  # OH_DEVICE_* bits
-    subset: Optional[bytes]  # draft_to_target's ids
-
-
-def device_inputs(batch: Batch) -> int:
-    """OH_DEVICE_* bits of the row-selection tensors that lie on a device."""
-    lies = [t is not None and t.is_cuda for t in (batch.mask, batch.labels, batch.target_row)]
-    return lies[0] * S.DEVICE_MASK | lies[1] * S.DEVICE_LABEL | lies[2] * S.DEVICE_TARGET_ROW
-
-
-def shape_of(options: Options, batch: Batch, produce: int, trains: bool, exact: bool = False) -> Shape:
-    """The shape of a batch's plan; `exact`: its own row counts rather than the cache's size classes."""
-    block = options.block_size
-    rows, target_rows = batch.draft.shape[0], 0 if batch.target is None else max(1, batch.target.shape[0])
-    if not exact:
-        rows = _capacity(rows, block)
-        target_rows = target_rows and _capacity(target_rows, block if batch.target_row is None else 1)
-    vocab, hidden = batch.weight.shape
-    target_weight = batch.weight if batch.target_weight is None else batch.target_weight
-    return Shape(
-        rows,
-        target_rows,
-        hidden,
-        vocab,
-        0 if batch.target_weight is None else target_weight.shape[1],
-        S.DTYPES[batch.draft.dtype],
-        S.DTYPES[batch.weight.dtype],
-        S.DTYPES[target_weight.dtype],
-        batch.bias is not None,
-        batch.target_bias is not None,
-        produce,
-        trains,
-        0 if batch.draft_to_target is None else target_weight.shape[0],
-        device_inputs(batch),
-        None if batch.draft_to_target is None else C.string_at(batch.draft_to_target.data_ptr(), 4 * vocab),
+def _inputs(call: Call, batch: Batch, workspace: Tensor, stream: Optional[int]) -> S.Inputs:
+    return S.Inputs(
+        rows=call.rows,
+        target_rows=call.target_rows,
+        draft_hidden=batch.draft.data_ptr(),
+        draft_ld=call.draft_ld,
+        target_hidden=_address(batch.target),
+        target_ld=call.target_ld,
+        lm_head=batch.weight.data_ptr(),
+        lm_head_ld=call.lm_head_ld,
+        target_lm_head=_address(batch.target_weight),
+        target_lm_head_ld=call.target_lm_head_ld,
+        bias=_address(batch.bias),
+        target_bias=_address(batch.target_bias),
+        target_row=_address(batch.target_row),
+        label=_address(batch.labels),
+        mask=_address(batch.mask),
+        target_row_dtype=call.target_row_dtype,
+        label_dtype=call.label_dtype,
+        mask_dtype=call.mask_dtype,
+        workspace=workspace.data_ptr(),
+        workspace_bytes=workspace.numel() * 8,
+        stream=stream,
     )
 
 
-def request_for(
-    options: Options, shape: Shape, external_workspace: bool, weight: Optional[Tensor] = None
-) -> S.Request:
-    """A complete request. `weight`: lm_head as it is now, for the plan to see whether f16 holds it."""
-    request = copy_request(options)
-    for name, value in zip(Shape._fields[:-1], shape):
-        setattr(request, name, value)
-    if shape.subset is not None:
-        request.draft_to_target = C.cast(C.c_char_p(shape.subset), C.c_void_p)  # the plan copies it
-    request.external_workspace = external_workspace
-    if weight is not None and not weight.is_meta:
-        request.lm_head, request.lm_head_ld = weight.data_ptr(), max(weight.stride(0), weight.shape[1])
-    return request
-
-
-def _matrix(tensor: Tensor) -> Tuple[int, int]:
-    """Address and leading dimension. A single row may have any stride in PyTorch; here it has to hold the row."""
-    return tensor.data_ptr(), max(tensor.stride(0), tensor.shape[1])
-
-
-def _inputs(batch: Batch) -> S.Inputs:
-    inputs = S.Inputs()
-    inputs.rows = batch.draft.shape[0]
-    inputs.draft_hidden, inputs.draft_ld = _matrix(batch.draft)
-    inputs.lm_head, inputs.lm_head_ld = _matrix(batch.weight)
-    if batch.target is not None:
-        inputs.target_rows = batch.target.shape[0] if inputs.rows else 0
-        inputs.target_hidden, inputs.target_ld = _matrix(batch.target)
-    if batch.target_weight is not None:
-        inputs.target_lm_head, inputs.target_lm_head_ld = _matrix(batch.target_weight)
-    if batch.bias is not None:
-        inputs.bias = batch.bias.data_ptr()
-    if batch.target_bias is not None:
-        inputs.target_bias = batch.target_bias.data_ptr()
-    if batch.target_row is not None:
-        inputs.target_row, inputs.target_row_dtype = batch.target_row.data_ptr(), S.DTYPES[batch.target_row.dtype]
-    if batch.labels is not None:
-        inputs.label, inputs.label_dtype = batch.labels.data_ptr(), S.DTYPES[batch.labels.dtype]
-    if batch.mask is not None:
-        inputs.mask, inputs.mask_dtype = batch.mask.data_ptr(), S.DTYPES[batch.mask.dtype]
-    return inputs
-
-
-def _allocate(options: Options, batch: Batch, produce: int) -> Dict[str, Tensor]:
+def _allocate(call: Call, batch: Batch) -> Dict[str, Tensor]:
     """Outputs of a step by their names in oh_outputs."""
-    rows, device = batch.draft.shape[0], batch.draft.device
+    rows, device, produce = call.rows, batch.draft.device, call.produce
     made: Dict[str, Tensor] = {}
     # Sizes one by one: PyTorch 2.11 takes three times as long to read a tuple.
     if produce & S.PRODUCE_GRAD:
-        made["draft_grad"] = torch.empty(*batch.draft.shape, dtype=getattr(torch, options.grad_dtype), device=device)
+        made["draft_grad"] = torch.empty(*batch.draft.shape, dtype=call.grad_dtype, device=device)
     if produce & S.PRODUCE_HEAD_GRAD:
         made["lm_head_grad"] = torch.empty(*batch.weight.shape, dtype=torch.float32, device=device)
     if produce & S.PRODUCE_BIAS_GRAD:
@@ -180,7 +100,7 @@ def _allocate(options: Options, batch: Batch, produce: int) -> Dict[str, Tensor]
         for name in ("label", "argmax", "rank"):
             made[name] = torch.empty(rows, dtype=torch.int32, device=device)
     if produce & S.PRODUCE_TOP_K_ROWS:
-        k = options.topk[-1]
+        k = call.options.topk[-1]
         made["topk_id"] = torch.empty(rows, k, dtype=torch.int32, device=device)
         made["topk_logprob"] = torch.empty(rows, k, dtype=torch.float32, device=device)
     return made
@@ -195,29 +115,26 @@ class _Figures:
         # the caches, a single one of those costs as much as all of this.
         self._plain = norm is None and on_cpu
         if self._plain:
-            self.data = torch.empty(count + EXTRA, dtype=torch.float64, device=CPU)
-            self.loss = torch.scalar_tensor(0.0, dtype=torch.float32, device=CPU)
+            self.data = torch.empty(count, dtype=torch.float64, device=CPU)
+            self.loss = torch.empty((), dtype=torch.float32, device=CPU)
             self._data_at, self._loss_at = self.data.data_ptr(), self.loss.data_ptr()
 
     def copy(self, plan: Plan, workspace: Tensor) -> None:
         """Copies the last run's figures, and divides by a caller's own N."""
-        at = workspace.data_ptr()
-        sums_at, loss_at, overflow_at = plan.figures_at(at)
+        at, count = plan.figures_at(workspace.data_ptr()), self._count
         if self._plain:
-            C.memmove(self._data_at, at + sums_at, 8 * self._count)
-            C.memmove(self._data_at + 8 * self._count, at + loss_at, 24)
-            C.memmove(self._data_at + 8 * self._count + 24, at + overflow_at, 8)
-            C.c_float.from_address(self._loss_at).value = C.c_double.from_address(at + loss_at).value
+            C.memmove(self._data_at, workspace.data_ptr() + at, 8 * count)
+            loss = C.c_double.from_address(self._data_at + 8 * (count - EXTRA)).value
+            C.c_float.from_address(self._loss_at).value = loss
             return
-        sums = workspace.narrow(0, sums_at // 8, self._count)
-        loss = workspace.narrow(0, loss_at // 8, 3)
-        overflow = workspace.narrow(0, overflow_at // 8, 1)
+        data = workspace.narrow(0, at // 8, count).clone()
         if self._norm is not None:
             norm = self._norm
-            n = norm.detach().to(loss).reshape(1) if isinstance(norm, Tensor) else loss.new_full((1,), norm)
-            loss = torch.cat((loss[1:2] * inverse(n), loss[1:2], n))
-        self.data = torch.cat((sums, loss, overflow))
-        self.loss = self.data[-EXTRA].to(torch.float32)
+            n = norm.detach().to(data).reshape(1) if isinstance(norm, Tensor) else data.new_full((1,), norm)
+            num = data[-EXTRA + 1 : -EXTRA + 2]
+            data = torch.cat((data[:-EXTRA], num * inverse(n), num, n, data[-1:]))
+        self.data = data
+        self.loss = data[-EXTRA].to(torch.float32)
 
 
 def inverse(n: Tensor) -> Tensor:
@@ -227,42 +144,24 @@ def inverse(n: Tensor) -> Tensor:
     return torch.where(n == 0, torch.zeros_like(n), 1 / n)
 
 
-def sum_count(options: Options) -> int:
-    """oh_sum_count"""
-    return S.SUM_FIXED + 2 * len(options.topk) + 2 * options.block_size
-
-
-def run_step(
-    options: Options,
-    batch: Batch,
-    produce: int,
-    *,
-    norm: Union[Tensor, float, None] = None,
-    trains: bool = False,
-) -> Step:
+def run_step(call: Call, batch: Batch, norm: Union[Tensor, float, None] = None) -> Step:
     """Runs one step on the batch's device and current stream.
 
-    `produce`: OH_PRODUCE_* bits. `norm`: the caller's N, in place of the options' rule; gradients are then not divided
-    yet, which is left to the multiplication by the upstream gradient. `trains`: the weight changes between steps.
+    `norm`: the caller's N, in place of the options' rule; gradients are then not divided yet, which is left to the
+    multiplication by the upstream gradient.
     """
-    device = batch.draft.device
-    if batch.draft_to_target is not None:
-        batch = batch._replace(draft_to_target=to_host("draft_to_target", batch.draft_to_target))
+    options, device = call.options, batch.draft.device
     if isinstance(norm, Tensor) and norm.is_cpu:
         norm = check_norm(float(norm.detach()))  # a copy from pageable memory would wait for the device
     context = context_for(options.backend, device, options.threads)
-    inputs, made = _inputs(batch), _allocate(options, batch, produce)
-    figures = _Figures(sum_count(options), context.on_cpu, norm)
+    made, figures = _allocate(call, batch), _Figures(call.figures, context.on_cpu, norm)
     outputs = S.Outputs(**{name: tensor.data_ptr() or _NOWHERE for name, tensor in made.items()})
-    shape = shape_of(options, batch, produce, trains)
     with context.lock, _NOTHING if context.on_cpu else torch.cuda.device(device):
-        plan = context.plan((options, shape), lambda: request_for(options, shape, True, batch.weight))
+        plan = context.plan(call.plan_key, lambda: request_for(options, call.shape, True, batch.weight))
         workspace = context.workspace(plan.workspace_bytes)
-        inputs.workspace, inputs.workspace_bytes = workspace.data_ptr(), workspace.numel() * 8
-        inputs.stream = context.stream()
-        plan.run(inputs, outputs, (batch.weight, batch.target_weight))
+        plan.run(_inputs(call, batch, workspace, context.stream()), outputs, (batch.weight, batch.target_weight))
         figures.copy(plan, workspace)
-    return _collect(produce, made, figures)
+    return _collect(call.produce, made, figures)
 
 
 def _collect(produce: int, made: Dict[str, Tensor], figures: _Figures) -> Step:
@@ -273,3 +172,13 @@ def _collect(produce: int, made: Dict[str, Tensor], figures: _Figures) -> Step:
         names = ("row_loss", "weight", "label", "argmax", "rank")
         step.rows = Rows(*(made[name] for name in names), *(step.topk or (None, None)))
     return step
+
+
+def run_top_k(options: Options, batch: Batch, trains: bool) -> Tuple[Tensor, Tensor]:
+    """Ids (i64) and log-probabilities [T, K] of the options' one K, of a batch without labels."""
+    # Any label in range: without one a row isn't computed.
+    label = torch.zeros(row_count(batch.draft), dtype=torch.int32, device="cpu")
+    batch = batch._replace(labels=label)
+    step = run_step(call_of(options, batch, S.PRODUCE_TOP_K | S.PRODUCE_TOP_K_ROWS, trains), batch)
+    assert step.topk is not None
+    return step.topk[0].long(), step.topk[1]

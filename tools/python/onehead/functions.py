@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from . import _structs as S
-from ._autograd import DraftLoss
-from ._batch import Batch, check_tensors, make_batch
+from ._autograd import DraftLoss, gradients
+from ._batch import Batch, check_tensors, make_batch, row_count
+from ._call import call_of
 from ._library import InvalidArgument
-from ._opaque import opaque_draft_loss
+from ._opaque import opaque_draft_loss, opaque_top_k
 from ._options import (
     Decay,
     Memory,
@@ -23,14 +24,15 @@ from ._options import (
     decay_parts,
     integer,
     make_options,
+    norm_rule,
     options_of,
 )
-from ._step import run_step
+from ._recall import TENSORS, key_of, recall, remember
+from ._step import run_step, run_top_k
 from .metrics import Metrics, Spec
 
 Labels = Union[Tensor, str, None]
 Norm = Union[str, float, Tensor]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _judged_by(labels: Labels, has_target: bool) -> Tuple[str, Optional[Tensor]]:
@@ -44,48 +46,22 @@ def _judged_by(labels: Labels, has_target: bool) -> Tuple[str, Optional[Tensor]]
     return "target", None
 
 
-_ARGUMENTS = (
-    "draft_hidden", "lm_head", "target_hidden", "target_row", "labels", "loss_mask", "target_lm_head", "bias", "target_bias",
-    "draft_to_target",
-)  # fmt: skip
-
-
-def prepare(
-    draft_hidden: Tensor,
-    lm_head: Tensor,
-    target_hidden: Optional[Tensor],
-    target_row: Optional[Tensor],
-    labels: Labels,
-    loss_mask: Optional[Tensor],
-    target_lm_head: Optional[Tensor],
-    bias: Optional[Tensor],
-    target_bias: Union[Tensor, bool, None],
-    draft_to_target: Optional[Tensor],
-    terms: Terms,
-    options: dict,
-) -> Tuple[Options, Batch]:
-    """Options and batch of a call of draft_loss or plan."""
+def prepare(tensors: Sequence[Any], terms: Terms, options: Dict[str, Any]) -> Tuple[Options, Batch]:
+    """Options and batch of a call of draft_loss or plan, whose tensor arguments `tensors` are."""
+    draft_hidden, lm_head, target_hidden, target_row, labels, loss_mask, target_lm_head, bias, target_bias, subset = tensors
     has_target = target_hidden is not None
     judged, given = _judged_by(labels, has_target)
     if terms is None:
         terms = "kl=1" if has_target else "ce=1"
     made = options_of(terms=terms, labels=judged, **options)
-    tensors = (
-        draft_hidden,
-        lm_head,
-        target_hidden,
-        target_row,
-        given,
-        loss_mask,
-        target_lm_head,
-        bias,
-        None if target_bias is True else target_bias,
-        draft_to_target,
-    )
+    own_bias = None if target_bias is True else target_bias
+    given_ones = (
+        draft_hidden, lm_head, target_hidden, target_row, given, loss_mask, target_lm_head, bias, own_bias, subset,
+    )  # fmt: skip
     try:
-        batch = make_batch(*tensors, made.block_size)
+        batch = make_batch(*given_ones, made.block_size)
     except (AttributeError, TypeError):
-        check_tensors(_ARGUMENTS, tensors)
+        check_tensors(TENSORS, given_ones)
         raise
     return made, batch
 
@@ -202,61 +178,57 @@ def draft_loss(
     where nothing requires a gradient, no gradient is formed. Under autocast, hidden states and weights are cast as a
     linear layer's would be. Raises InvalidArgument (a ValueError), NoBackend, OutOfMemory or OneheadError.
     """
-    options, batch = prepare(
-        draft_hidden,
-        lm_head,
-        target_hidden,
-        target_row,
-        labels,
-        loss_mask,
-        target_lm_head,
-        bias,
-        target_bias,
+    tensors = (
+        draft_hidden, lm_head, target_hidden, target_row, labels, loss_mask, target_lm_head, bias, target_bias,
         draft_to_target,
-        terms,
-        dict(
-            decay=decay,
-            norm=norm,
-            topk=topk,
-            gap=gap,
-            outside=outside,
-            block_size=block_size,
-            first_slot=first_slot,
-            eta=eta,
-            label_smoothing=label_smoothing,
-            z_loss=z_loss,
-            scale=scale,
-            softcap=softcap,
-            target_scale=target_scale,
-            target_softcap=target_softcap,
-            vocab_valid=vocab_valid,
-            policy=policy,
-            chunk=chunk,
-            memory=memory,
-            tile=tile,
-            metrics=metrics,
-            rows=rows,
-            grad_dtype=grad_dtype,
-            backend=backend,
-            threads=threads,
-        ),
+    )  # fmt: skip
+    options = dict(
+        decay=decay,
+        topk=topk,
+        gap=gap,
+        outside=outside,
+        block_size=block_size,
+        first_slot=first_slot,
+        eta=eta,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        scale=scale,
+        softcap=softcap,
+        target_scale=target_scale,
+        target_softcap=target_softcap,
+        vocab_valid=vocab_valid,
+        policy=policy,
+        chunk=chunk,
+        memory=memory,
+        tile=tile,
+        metrics=metrics,
+        rows=rows,
+        grad_dtype=grad_dtype,
+        backend=backend,
+        threads=threads,
     )
     given = None if isinstance(norm, str) else norm
-    spec = Spec(options, batch.draft.shape[0], batch.target is not None, given is not None)
-    needs = [t is not None and t.requires_grad and torch.is_grad_enabled() for t in batch[:3]]
-    if compiling():
-        loss, data = opaque_draft_loss(batch, options, given, needs)
-        return loss, Metrics(data, spec)
-    if any(needs):
-        loss, data, row_figures = DraftLoss.apply(*batch[:3], batch, options, given)
-        return loss, Metrics(data, spec, row_figures)
-    step = run_step(options, batch, options.produce, norm=given, trains=lm_head.requires_grad)
-    return step.loss, Metrics(step.data, spec, step.rows)
-
-
-def uncompiled(function: Function) -> Function:
-    """A function that torch.compile runs as it is, where there is such a thing."""
-    return torch.compiler.disable(function) if hasattr(torch, "compiler") else function
+    rule = norm_rule(norm)
+    key = key_of(tensors, terms, (rule, given is None), options)
+    found = None if key is None else recall(key, tensors)
+    if found is not None:
+        (call, spec, _), batch = found
+    else:
+        made, batch = prepare(tensors, terms, dict(options, norm=rule))
+        spec = Spec(made, row_count(batch.draft), batch.target is not None, given is not None)
+        needs = [t is not None and t.requires_grad and torch.is_grad_enabled() for t in batch[:3]]
+        if compiling():
+            loss, data = opaque_draft_loss(batch, made, given, needs)
+            return loss, Metrics(data, spec)
+        call = call_of(made, batch, made.produce | gradients(*needs), lm_head.requires_grad)
+        if key is not None:
+            remember(key, tensors, batch, call, spec)
+    if call.produce & S.PRODUCE_GRADIENTS:
+        loss, step = DraftLoss.apply(*batch[:3], batch, call, given)
+    else:
+        step = run_step(call, batch, given)
+        loss = step.loss
+    return loss, Metrics(step.data, spec, step.rows)
 
 
 class TopK(NamedTuple):
@@ -266,7 +238,6 @@ class TopK(NamedTuple):
     logprobs: Tensor  # float32 [..., k]
 
 
-@uncompiled
 @torch.no_grad()
 def topk(
     draft_hidden: Tensor,
@@ -287,7 +258,7 @@ def topk(
     """The k most probable tokens of each row and their log-probabilities, in one projection; no gradient.
 
     draft_hidden ``[..., H]``, lm_head ``[V, H]``, ``1 <= k <= 64``. row_mask ``[...]``: rows where it is 0 are not
-    computed and get id -1. The other arguments are draft_loss's. torch.compile leaves the call out of its graphs.
+    computed and get id -1. The other arguments are draft_loss's.
     """
     options = make_options(
         terms="ce=1",
@@ -309,13 +280,11 @@ def topk(
         threads=threads,
     )
     check_tensors(("draft_hidden", "lm_head", "row_mask", "bias"), (draft_hidden, lm_head, row_mask, bias))
+    batch = make_batch(draft_hidden, lm_head, loss_mask=row_mask, bias=bias, mask_name="row_mask")
+    run = opaque_top_k if compiling() else run_top_k
+    ids, logprobs = run(options, batch, lm_head.requires_grad)
     lead = draft_hidden.shape[:-1]
-    # Any in range: without one a row isn't computed.
-    label = torch.zeros(math.prod(lead), dtype=torch.int32, device="cpu")
-    batch = make_batch(draft_hidden, lm_head, labels=label, loss_mask=row_mask, bias=bias, mask_name="row_mask")
-    step = run_step(options, batch, S.PRODUCE_TOP_K | S.PRODUCE_TOP_K_ROWS, trains=lm_head.requires_grad)
-    ids, logprobs = step.topk
-    return TopK(ids.long().reshape(*lead, k), logprobs.reshape(*lead, k))
+    return TopK(ids.reshape(*lead, k), logprobs.reshape(*lead, k))
 
 
 @torch.no_grad()

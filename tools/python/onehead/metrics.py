@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from . import _structs as S
+from ._call import EXTRA as _EXTRA
+from ._call import sum_count
 from ._library import InvalidArgument, library
 from ._options import Options, request_of
-from ._step import EXTRA as _EXTRA
-from ._step import Rows, sum_count
+from ._step import Rows
 
 
 class OverflowWarning(UserWarning):

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from . import _structs as S
 from ._autograd import gradients
+from ._call import request_for, shape_of
 from ._context import Plan as _LivePlan
 from ._context import context_for
 from ._library import check, library
 from ._options import Memory
-from ._step import request_for, shape_of
 from .functions import prepare
 
 _TILE_NAMES = {value: name for name, value in S.TILES.items()}
@@ -98,20 +98,11 @@ def plan(
     requires_grad and the grad mode. For other tensors the backend is asked, and its converted weights, where it keeps
     any, are allocated for the time of the call.
     """
-    made, batch = prepare(
-        draft_hidden,
-        lm_head,
-        target_hidden,
-        target_row,
-        labels,
-        loss_mask,
-        target_lm_head,
-        bias,
-        target_bias,
+    tensors = (
+        draft_hidden, lm_head, target_hidden, target_row, labels, loss_mask, target_lm_head, bias, target_bias,
         draft_to_target,
-        terms,
-        dict(options, norm=norm, decay=decay, topk=topk, memory=memory),
-    )
+    )  # fmt: skip
+    made, batch = prepare(tensors, terms, dict(options, norm=norm, decay=decay, topk=topk, memory=memory))
     enabled = torch.is_grad_enabled()
     produce = made.produce
     if gradient if gradient is not None else enabled and batch.draft.requires_grad:

@@ -5,9 +5,9 @@ import torch
 
 import draws
 import onehead
-from onehead import _opaque
+from onehead import _options
 
-pytestmark = pytest.mark.skipif(not _opaque.AVAILABLE, reason="this PyTorch has no torch.library.custom_op")
+pytestmark = pytest.mark.skipif(not _options.TRACED, reason="this PyTorch has no torch.library.custom_op")
 
 
 def arguments():
@@ -39,7 +39,7 @@ def test_a_compiled_step_is_the_eager_step(norm):
 def test_the_operation_keeps_its_promises():
     draft, rest = arguments()
     _, batch = onehead.functions.prepare(
-        draft, rest["lm_head"], rest["target_hidden"], None, None, rest["loss_mask"], None, None, None, None, None,
+        (draft, rest["lm_head"], rest["target_hidden"], None, None, rest["loss_mask"], None, None, None, None), None,
         dict(decay="none", norm="weights", topk=(1,)),
     )
     options = onehead.functions.make_options(terms="kl=1", decay="none", norm="weights", topk=(1,), labels="target")
@@ -58,10 +58,24 @@ def test_a_number_as_norm_is_not_compiled_anew():
         assert torch.equal(step(draft, float(n)), onehead.draft_loss(draft, **rest, norm=float(n))[0])
 
 
-def test_top_k_runs_uncompiled():
+def test_top_k_is_an_operation():
     draft, rest = arguments()
-    step = torch.compile(lambda x: onehead.topk(x * 2, rest["lm_head"], 4).ids + 1, backend="eager")
-    assert torch.equal(step(draft), onehead.topk(draft * 2, rest["lm_head"], 4).ids + 1)
+    mask = torch.arange(draft.shape[0]) % 3 > 0
+
+    def step(x):
+        found = onehead.topk(x * 2, rest["lm_head"], 4, row_mask=mask)
+        return found.ids + 1, found.logprobs
+
+    for found, right in zip(torch.compile(step, backend="aot_eager", fullgraph=True)(draft), step(draft)):
+        assert torch.equal(found, right)
+    options = onehead.functions.make_options(
+        terms="ce=1", decay="none", norm="none", topk=(4,), labels="given", block_size=1, first_slot=0, metrics="none"
+    )
+    torch.library.opcheck(
+        torch.ops.onehead.topk.default,
+        (draft, rest["lm_head"], None, mask, options.encode(), False),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
 
 
 def test_figures_are_read_within_a_graph():

@@ -5,9 +5,9 @@ import torch
 from device_step import batch
 
 import onehead
-from onehead import _opaque
+from onehead import _options
 
-pytestmark = pytest.mark.skipif(not _opaque.AVAILABLE, reason="this PyTorch has no torch.library.custom_op")
+pytestmark = pytest.mark.skipif(not _options.TRACED, reason="this PyTorch has no torch.library.custom_op")
 
 
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
