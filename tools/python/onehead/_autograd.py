@@ -68,12 +68,15 @@ class DraftLoss(torch.autograd.Function):
         ctx.dtypes = (draft.dtype, weight.dtype, torch.float32)
         ctx.used = False
         ctx.save_for_backward(step.draft_grad, step.head_grad, step.bias_grad)
+        ctx.set_materialize_grads(False)
         return step.loss, step
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Any) -> Tuple[Optional[Tensor], ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Optional[Tensor], _: Any) -> Tuple[Optional[Tensor], ...]:  # type: ignore[override]
         if ctx.used:
             raise RuntimeError(_TWICE)
+        if grad_loss is None:
+            return (None,) * 6
         ctx.used = True
         with torch.no_grad():
             upstream = grad_loss if ctx.inverse_norm is None else grad_loss.to(torch.float64) * ctx.inverse_norm

@@ -98,6 +98,20 @@ def _weight(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
+def laid_out(batch: Batch) -> Batch:
+    """A batch in the layout that the library takes. make_batch's is, but an exported program may be run on tensors of other
+    strides than it was traced with."""
+    target, target_weight = batch.target, batch.target_weight
+    return Batch(
+        _rows("draft_hidden", batch.draft, batch.draft.shape[-1]),
+        _weight("lm_head", batch.weight),
+        None if batch.bias is None else batch.bias.contiguous(),
+        None if target is None else _rows("target_hidden", target, target.shape[-1]),
+        None if target_weight is None else _weight("target_lm_head", target_weight),
+        *[None if vector is None else vector.contiguous() for vector in batch[5:]],
+    )
+
+
 def _check_lead(name: str, shape: Tuple[int, ...], lead: Tuple[int, ...]) -> None:
     """Refuses leading dimensions in another order than the draft's [B, L]: as many elements, and each beside a wrong row."""
     if shape != lead and len(shape) == len(lead) and sorted(shape) == sorted(lead):

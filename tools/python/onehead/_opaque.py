@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._autograd import gradients
-from ._batch import Batch, row_count
+from ._batch import Batch, laid_out, row_count
 from ._call import EXTRA, call_of, sum_count
 from ._library import InvalidArgument
 from ._options import TRACED, Options
@@ -36,8 +36,10 @@ def opaque_draft_loss(
 
 
 def opaque_top_k(options: Options, batch: Batch, trains: bool) -> Tuple[Tensor, Tensor]:
-    """run_top_k by way of an operation of its own."""
-    ids, logprobs = torch.ops.onehead.topk(batch.draft, batch.weight, batch.bias, batch.mask, options.encode(), trains)
+    """run_top_k by way of an operation of its own. Of detached tensors: what turns gradients off in a graph leaves them off
+    where the operation raises."""
+    tensors = [None if t is None else t.detach() for t in (batch.draft, batch.weight, batch.bias, batch.mask)]
+    ids, logprobs = torch.ops.onehead.topk(*tensors, options.encode(), trains)
     return ids, logprobs
 
 
@@ -67,7 +69,9 @@ if TRACED:
         options: str,
         needs: List[bool],
     ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        batch = Batch(draft, weight, bias, target, target_weight, target_bias, target_row, labels, mask, draft_to_target)
+        batch = laid_out(
+            Batch(draft, weight, bias, target, target_weight, target_bias, target_row, labels, mask, draft_to_target)
+        )
         opts = Options.decode(options)
         step = run_step(call_of(opts, batch, opts.produce | gradients(*needs), needs[1]), batch, norm)
         grads = (step.draft_grad, step.head_grad, step.bias_grad)
@@ -112,7 +116,7 @@ if TRACED:
     def _topk(
         draft: Tensor, weight: Tensor, bias: Optional[Tensor], mask: Optional[Tensor], options: str, trains: bool
     ) -> Tuple[Tensor, Tensor]:
-        batch = Batch(draft, weight, bias, None, None, None, None, None, mask, None)
+        batch = laid_out(Batch(draft, weight, bias, None, None, None, None, None, mask, None))
         return run_top_k(Options.decode(options), batch, trains)
 
     @_topk.register_fake

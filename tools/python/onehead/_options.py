@@ -205,8 +205,8 @@ _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype))
 
 
 def are_plain(values: Iterable[Any]) -> bool:
-    """Whether values, one by one or in tuples, are of types that can neither change nor be equal and mean another thing: a
-    tensor can do both."""
+    """Whether values, one by one or in tuples, are of types that can't change, and that mean the same where they and their
+    types are equal: a tensor can do neither."""
     return all(
         type(value) in _PLAIN or type(value) is tuple and _PLAIN.issuperset(map(type, value)) for value in values
     )
@@ -285,7 +285,7 @@ def make_options(
     )
 
 
-_remembered = functools.lru_cache(maxsize=256)(make_options)
+_remembered = functools.lru_cache(maxsize=256, typed=True)(make_options)  # 0.0 is no size, 0 is
 
 
 @functools.lru_cache(maxsize=256)

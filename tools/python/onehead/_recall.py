@@ -61,6 +61,7 @@ def key_of(tensors: Sequence[Any], terms: Any, norm: Hashable, options: Mapping[
             terms if terms is None else terms_text(terms),
             norm,
             tuple(options.values()),
+            tuple(map(type, options.values())),  # equal and another thing: 0.0 is no size
             torch.is_grad_enabled(),
             autocast_dtype(tensors[0].device),
         )

@@ -238,7 +238,6 @@ class TopK(NamedTuple):
     logprobs: Tensor  # float32 [..., k]
 
 
-@torch.no_grad()
 def topk(
     draft_hidden: Tensor,
     lm_head: Tensor,
@@ -281,8 +280,11 @@ def topk(
     )
     check_tensors(("draft_hidden", "lm_head", "row_mask", "bias"), (draft_hidden, lm_head, row_mask, bias))
     batch = make_batch(draft_hidden, lm_head, loss_mask=row_mask, bias=bias, mask_name="row_mask")
-    run = opaque_top_k if compiling() else run_top_k
-    ids, logprobs = run(options, batch, lm_head.requires_grad)
+    if compiling():
+        ids, logprobs = opaque_top_k(options, batch, lm_head.requires_grad)
+    else:
+        with torch.no_grad():
+            ids, logprobs = run_top_k(options, batch, lm_head.requires_grad)
     lead = draft_hidden.shape[:-1]
     return TopK(ids.reshape(*lead, k), logprobs.reshape(*lead, k))
 

@@ -282,3 +282,22 @@ def test_threads_share_a_device():
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert len(found) == 30 and all(torch.equal(right, f) for f in found)
+
+
+class _Dropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def test_a_backward_pass_without_an_upstream_gradient_forms_none(batch):
+    draft = batch.pop("draft_hidden").requires_grad_()
+    loss, _ = onehead.draft_loss(draft, **batch)
+    _Dropped.apply(loss).backward(retain_graph=True)
+    assert draft.grad is None
+    loss.backward()
+    assert draft.grad.abs().max() > 0

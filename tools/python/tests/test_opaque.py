@@ -78,6 +78,36 @@ def test_top_k_is_an_operation():
     )
 
 
+def test_top_k_that_is_refused_leaves_gradients_on():
+    draft, rest = arguments()
+    step = torch.compile(lambda x, m: onehead.topk(x, rest["lm_head"], 2, row_mask=m).ids, backend="eager")
+    with pytest.raises(onehead.InvalidArgument, match="loss_mask|row_mask"):
+        step(draft, -torch.ones(draft.shape[0]))
+    assert torch.is_grad_enabled()
+
+
+def test_an_exported_step_takes_other_layouts():
+    draft, rest = arguments()
+    lead = dict(draft_hidden=draft, target_hidden=rest["target_hidden"], loss_mask=rest["loss_mask"])
+    lead = {name: value.reshape(8, 8, *value.shape[1:]) for name, value in lead.items()}
+
+    class Step(torch.nn.Module):
+        def forward(self, draft_hidden, target_hidden, loss_mask):
+            loss, _ = onehead.draft_loss(draft_hidden, rest["lm_head"], target_hidden, loss_mask=loss_mask, block_size=8)
+            return loss, onehead.topk(draft_hidden, rest["lm_head"], 3, row_mask=loss_mask).ids
+
+    program = torch.export.export(Step(), tuple(lead.values())).module()
+    layouts = {
+        "as traced": lambda t: t,
+        "transposed": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+        "a slice": lambda t: torch.stack([t, t + 1], -1)[..., 0] if t.dim() == 2 else torch.cat([t, t], -1)[..., : t.shape[-1]],
+    }
+    for layout in layouts.values():
+        batch = [layout(value) for value in lead.values()]
+        for found, right in zip(program(*batch), Step()(*lead.values())):
+            assert torch.equal(found, right)
+
+
 def test_figures_are_read_within_a_graph():
     draft, rest = arguments()
 

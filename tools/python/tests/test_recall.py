@@ -153,7 +153,9 @@ def test_what_is_refused_stays_refused():
             onehead.draft_loss(**batch, block_size=batch["draft_hidden"].shape[0] - 1)
         with pytest.raises(onehead.InvalidArgument, match="requires a gradient"):
             onehead.draft_loss(**dict(batch, target_hidden=batch["target_hidden"].clone().requires_grad_()))
-        onehead.draft_loss(**batch)
+        onehead.draft_loss(**batch, memory=1 << 30)
+        with pytest.raises(onehead.InvalidArgument, match="memory 1073741824.0: expected a whole number"):
+            onehead.draft_loss(**batch, memory=float(1 << 30))
 
 
 def test_import_brings_no_compiler_in():
