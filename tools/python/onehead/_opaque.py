@@ -74,7 +74,8 @@ if TRACED:
         )
         opts = Options.decode(options)
         step = run_step(call_of(opts, batch, opts.produce | gradients(*needs), needs[1]), batch, norm)
-        grads = (step.draft_grad, step.head_grad, step.bias_grad)
+        draft_grad = None if step.draft_grad is None else step.draft_grad.view(draft.shape)
+        grads = (draft_grad, step.head_grad, step.bias_grad)
         kept = [draft.new_empty(0, dtype=torch.float32) if grad is None else grad for grad in grads]
         return step.loss, step.data, kept[0], kept[1], kept[2]
 

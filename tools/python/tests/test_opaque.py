@@ -43,11 +43,13 @@ def test_the_operation_keeps_its_promises():
         dict(decay="none", norm="weights", topk=(1,)),
     )
     options = onehead.functions.make_options(terms="kl=1", decay="none", norm="weights", topk=(1,), labels="target")
-    batch = batch._replace(draft=draft.requires_grad_())
-    torch.library.opcheck(
-        torch.ops.onehead.draft_loss.default, (*batch, None, options.encode(), [True, False, False]),
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )
+    blocks = draft.reshape(-1, 8, draft.shape[1])
+    for layout in (draft, blocks, blocks.transpose(0, 1).contiguous().transpose(0, 1)):
+        batch = batch._replace(draft=layout.detach().requires_grad_())
+        torch.library.opcheck(
+            torch.ops.onehead.draft_loss.default, (*batch, None, options.encode(), [True, False, False]),
+            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        )
 
 
 def test_a_number_as_norm_is_not_compiled_anew():
