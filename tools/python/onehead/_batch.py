@@ -170,7 +170,8 @@ def _subset(tensor: Optional[Tensor], vocab: int) -> Optional[Tensor]:
     return ids
 
 
-def _one_weight(a: Tensor, b: Tensor) -> bool:
+def one_weight(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same memory, read alike."""
     if a is b or compiling() or a.is_meta or b.is_meta:
         return a is b
     return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
@@ -216,7 +217,7 @@ def make_batch(
     target, target_weight = None, None
     if target_hidden is not None:
         _check_float("target_hidden", target_hidden)
-        if target_lm_head is not None and not (draft_to_target is None and _one_weight(target_lm_head, lm_head)):
+        if target_lm_head is not None and not (draft_to_target is None and one_weight(target_lm_head, lm_head)):
             target_weight = _weight("target_lm_head", _constant(target_lm_head))
             if draft_to_target is None and target_weight.shape[0] != vocab:
                 raise InvalidArgument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as C
 import functools
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -113,7 +113,6 @@ class Call(NamedTuple):
 
     options: Options
     shape: Shape
-    plan_key: Tuple[Options, Shape]
     figures: int  # elements of Step.data
     grad_dtype: torch.dtype
     # Of oh_inputs, whose names they have.
@@ -139,7 +138,6 @@ def call_of(options: Options, batch: Batch, produce: int, trains: bool) -> Call:
     return Call(
         options,
         shape,
-        (options, shape),
         sum_count(options) + EXTRA,
         getattr(torch, options.grad_dtype),
         rows,

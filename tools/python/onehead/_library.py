@@ -72,8 +72,6 @@ _FUNCTIONS = {
     "oh_plan_run": (C.c_int, [C.c_void_p, _P(S.Inputs), _P(S.Outputs), _P(S.Error)]),
     "oh_plan_results": (C.c_int, [C.c_void_p, _P(S.Results), _P(S.Error)]),
     "oh_plan_device_sums": (C.c_void_p, [C.c_void_p]),
-    "oh_plan_device_loss": (C.c_void_p, [C.c_void_p]),
-    "oh_plan_device_overflow": (C.c_void_p, [C.c_void_p]),
     "oh_results_from_sums": (
         None,
         [_P(S.Objective), C.c_void_p, C.c_void_p, C.c_int, C.c_uint32, _P(S.Results)],

@@ -12,7 +12,7 @@ from typing import Any, Dict, Hashable, Mapping, NamedTuple, Optional, Sequence,
 import torch
 from torch import Tensor
 
-from ._batch import Batch, autocast_dtype
+from ._batch import Batch, autocast_dtype, one_weight
 from ._call import Call
 from ._options import are_plain, compiling, terms_text
 from .metrics import Spec
@@ -24,9 +24,14 @@ TENSORS = (
     "draft_hidden", "lm_head", "target_hidden", "target_row", "labels", "loss_mask", "target_lm_head", "bias", "target_bias",
     "draft_to_target",
 )  # fmt: skip
-_LM_HEAD, _TARGET_LM_HEAD, _BIAS, _TARGET_BIAS, _DRAFT_TO_TARGET = 1, 6, 7, 8, 9
-#: By field of Batch: which of them it is, where it is one.
-_PLACES = (0, _LM_HEAD, _BIAS, 2, _TARGET_LM_HEAD, _TARGET_BIAS, 3, 4, 5, _DRAFT_TO_TARGET)
+_LM_HEAD, _TARGET_LM_HEAD, _BIAS, _TARGET_BIAS, _DRAFT_TO_TARGET = map(
+    TENSORS.index, ("lm_head", "target_lm_head", "bias", "target_bias", "draft_to_target")
+)
+_BY_FIELD = dict(
+    draft="draft_hidden", weight="lm_head", target="target_hidden", target_weight="target_lm_head", mask="loss_mask"
+)
+#: By field of Batch: which of TENSORS it is, where it is one.
+_PLACES = tuple([TENSORS.index(_BY_FIELD.get(field, field)) for field in Batch._fields])
 
 
 class Known(NamedTuple):
@@ -57,7 +62,7 @@ def key_of(tensors: Sequence[Any], terms: Any, norm: Hashable, options: Mapping[
         head, target_head = tensors[_LM_HEAD], tensors[_TARGET_LM_HEAD]
         key = (
             tuple([_kind(value) for value in tensors]),
-            target_head is not None and target_head.data_ptr() == head.data_ptr(),
+            target_head is not None and one_weight(target_head, head),
             terms if terms is None else terms_text(terms),
             norm,
             tuple(options.values()),

@@ -157,7 +157,7 @@ def run_step(call: Call, batch: Batch, norm: Union[Tensor, float, None] = None) 
     made, figures = _allocate(call, batch), _Figures(call.figures, context.on_cpu, norm)
     outputs = S.Outputs(**{name: tensor.data_ptr() or _NOWHERE for name, tensor in made.items()})
     with context.lock, _NOTHING if context.on_cpu else torch.cuda.device(device):
-        plan = context.plan(call.plan_key, lambda: request_for(options, call.shape, True, batch.weight))
+        plan = context.plan((options, call.shape), lambda: request_for(options, call.shape, True, batch.weight))
         workspace = context.workspace(plan.workspace_bytes)
         plan.run(_inputs(call, batch, workspace, context.stream()), outputs, (batch.weight, batch.target_weight))
         figures.copy(plan, workspace)

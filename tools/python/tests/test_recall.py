@@ -50,19 +50,19 @@ def test_other_contents_are_one_call():
     assert len(_recall._known) == 1
 
 
-def head(**change):
+def given(**change):
     return lambda b: b.update(change)
 
 
 CHANGES = {
-    "another K": head(topk=(2,)),
-    "other terms": head(terms={"ce": 1.0, "kl": 0.5}),
-    "text for terms": head(terms="tv=1"),
-    "a number for N": head(norm=7.0),
-    "no N": head(norm="none"),
-    "no mask": head(loss_mask=None),
-    "skipped gaps": head(gap="skip"),
-    "rows": head(rows=True),
+    "another K": given(topk=(2,)),
+    "other terms": given(terms={"ce": 1.0, "kl": 0.5}),
+    "text for terms": given(terms="tv=1"),
+    "a number for N": given(norm=7.0),
+    "no N": given(norm="none"),
+    "no mask": given(loss_mask=None),
+    "skipped gaps": given(gap="skip"),
+    "rows": given(rows=True),
     "fewer rows": lambda b: b.update({k: b[k][:-8] for k in ("draft_hidden", "target_hidden", "loss_mask")}),
     "leading dimensions": lambda b: b.update({k: b[k].reshape(-1, 8, 24) for k in ("draft_hidden", "target_hidden")}),
     "a mask of bits": lambda b: b.update(loss_mask=b["loss_mask"] > 0),
@@ -76,8 +76,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_whatever_is_else_is_another_call(change):
-    batch = dict(draws.batch(seed=1), labels=None, block_size=8)
+def test_whatever_is_else_is_another_call(change, batch):
+    batch.update(block_size=8)
     figures(batch)
     CHANGES[change](batch)
     right = fresh(batch)
@@ -86,8 +86,7 @@ def test_whatever_is_else_is_another_call(change):
     assert len(_recall._known) == 2
 
 
-def test_which_gradients_are_asked_for():
-    batch = dict(draws.batch(seed=2), labels=None)
+def test_which_gradients_are_asked_for(batch):
     batch["bias"] = torch.linspace(-1, 1, batch["lm_head"].shape[0])
     for _ in range(2):
         for leaves in ((), ("lm_head",), ("draft_hidden", "bias"), ("draft_hidden", "lm_head", "bias")):
@@ -101,8 +100,7 @@ def test_which_gradients_are_asked_for():
     assert produced == [S.PRODUCE_GRAD, 0]
 
 
-def test_autocast_is_another_call():
-    batch = dict(draws.batch(seed=3), labels=None)
+def test_autocast_is_another_call(batch):
     plain = figures(batch)
     for _ in range(2):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -111,8 +109,7 @@ def test_autocast_is_another_call():
         assert_same(figures(batch), plain)
 
 
-def test_a_tensor_in_two_places_is_two_tensors():
-    batch = dict(draws.batch(seed=4), labels=None)
+def test_a_tensor_in_two_places_is_two_tensors(batch):
     alike = dict(batch, target_hidden=batch["draft_hidden"], target_lm_head=batch["lm_head"])
     with torch.no_grad():  # one and the same object, unlike in figures()
         onehead.draft_loss(**alike)
@@ -124,8 +121,7 @@ def test_a_tensor_in_two_places_is_two_tensors():
             assert (float(loss), metrics.ratios()) == right[:2]
 
 
-def test_what_can_change_is_looked_at_each_time():
-    batch = dict(draws.batch(seed=5), labels=None)
+def test_what_can_change_is_looked_at_each_time(batch):
     terms, eta = {"lk_hybrid": 1.0}, torch.tensor(3.0)
 
     def loss(**options):
@@ -139,15 +135,13 @@ def test_what_can_change_is_looked_at_each_time():
     assert loss(terms=terms) == loss(terms="lk_hybrid=1,ce=0.25") != first
 
 
-def test_the_memory_of_calls_is_bounded():
-    batch = dict(draws.batch(seed=6), labels=None)
+def test_the_memory_of_calls_is_bounded(batch):
     for i in range(_recall.MAX_CALLS + 10):
         onehead.draft_loss(**batch, z_loss=i / 1024, metrics="none")
     assert len(_recall._known) <= _recall.MAX_CALLS
 
 
-def test_what_is_refused_stays_refused():
-    batch = dict(draws.batch(seed=7), labels=None)
+def test_what_is_refused_stays_refused(batch):
     for _ in range(2):
         with pytest.raises(onehead.InvalidArgument, match="multiple of block_size"):
             onehead.draft_loss(**batch, block_size=batch["draft_hidden"].shape[0] - 1)
